@@ -23,11 +23,6 @@ constexpr size_t kRpcsPerWorker = 2;
 // connection.
 constexpr absl::Duration kEndingGrace = absl::Milliseconds(200);
 
-std::chrono::system_clock::time_point ToGrpcTime(absl::Time time) {
-  if (time == absl::InfiniteFuture()) return std::chrono::system_clock::time_point::max();
-  return absl::ToChronoTime(time);
-}
-
 std::vector<int64_t> ShardsThatNeedAServer(LogicalCall& call) {
   std::vector<int64_t> shards;
   for (int64_t n = 0; n < call.shard_count(); ++n) {
@@ -78,15 +73,6 @@ class WorkerGate {
 };
 
 }  // namespace
-
-void PrepareContext(const ClientOptions& options, absl::Time deadline,
-                    grpc::ClientContext& context) {
-  context.set_deadline(ToGrpcTime(deadline));
-  context.set_wait_for_ready(options.wait_for_ready);
-  if (!options.bearer_token.empty()) {
-    context.AddMetadata("authorization", absl::StrCat("Bearer ", options.bearer_token));
-  }
-}
 
 // One try of one shard. Members die in reverse order: the RPC before its context.
 struct CallRunner::Attempt {
@@ -207,7 +193,7 @@ class CallRunner::ShardWorker final : public EventSink {
     if (bulk_) return mailbox_->Take(until);
     void* pointer;
     bool ok;
-    while (own_->Next(&pointer, &ok, ToGrpcTime(until))) {
+    while (own_->Next(&pointer, &ok, absl::ToChronoTime(until))) {
       auto* tag = static_cast<QueueTag*>(pointer);
       if (HasEnded(tag, ok)) return tag;
     }
@@ -300,7 +286,7 @@ void CallRunner::RunWorkers() {
   std::shared_ptr<WorkerGate> gate;
   for (int worker = WorkerCount(); worker > 1; --worker) {
     if (gate == nullptr) gate = std::make_shared<WorkerGate>();
-    core_.workers.Offer([this, gate] {
+    core_.workers.Run([this, gate] {
       if (!gate->Enter()) return;
       ShardWorker(*this, nullptr).Run();
       gate->Leave();

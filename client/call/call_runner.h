@@ -16,40 +16,17 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/clock.h"
 #include "client/call/call_state.h"
+#include "client/call/client_core.h"
 #include "client/call/logical_call.h"
 #include "client/call/shard_rpc.h"
-#include "client/call/shared_memory.h"
-#include "client/call/worker_pool.h"
-#include "client/channels/bulk_queue.h"
-#include "client/channels/completion_queues.h"
 #include "client/channels/connections.h"
 #include "client/channels/grpc_status.h"
 #include "client/channels/retry.h"
 #include "client/types/call_options.h"
 #include "client/types/call_receipt.h"
-#include "client/types/client_options.h"
 
 namespace attnd {
-
-// What all calls of one client share; the client owns it.
-struct ClientCore {
-  const ClientOptions& options;
-  const Clock& clock;
-  Connections& connections;
-  RetryBudget& budget;
-  CompletionQueues& queues;  // of small calls
-  BulkQueue& bulk_queue;
-  WorkerPool& workers;
-  int max_workers;                        // of one call, the caller's thread included
-  int in_flight_per_worker;               // RPCs
-  SharedMemory* shared_memory = nullptr;  // with the only address; null: none
-};
-
-// Deadline, token and waiting of one RPC.
-void PrepareContext(const ClientOptions& options, absl::Time deadline,
-                    grpc::ClientContext& context);
 
 // Which shards are streamed rather than sent as one message.
 struct StreamUse {

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/call/call_runner.h"
+#include "client/call/client_core.h"
 #include "client/types/call_options.h"
 #include "client/types/server_info.h"
 

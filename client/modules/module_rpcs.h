@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "client/call/call_runner.h"
+#include "client/call/client_core.h"
 #include "client/modules/redo_log.h"
 #include "client/types/call_options.h"
 #include "proto/attnd/v1/module.pb.h"

@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "client/call/call_runner.h"
+#include "client/call/client_core.h"
 #include "client/channels/grpc_status.h"
 #include "client/types/call_options.h"
 

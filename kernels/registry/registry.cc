@@ -5,57 +5,66 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/device/driver_device.h"
+#include "kernels/layers/cpu/cpu_module_engine.h"
+#include "kernels/layers/cuda/cuda_module_engine.h"
 #include "kernels/reference_backend.h"
+#include "modules/reference/reference_engine.h"
 
 namespace attnd {
 namespace {
 
-using Backends = std::vector<std::unique_ptr<Backend>>;
-
-absl::StatusOr<Backends> MakeCuda(const BackendOptions& options) {
+absl::StatusOr<std::vector<Device>> MakeCuda(const BackendOptions& options) {
   std::vector<int> ordinals = options.devices;
   if (ordinals.empty()) {
     ASSIGN_OR_RETURN(const int count, cuda::CountDevices());
     for (int n = 0; n < count; ++n) ordinals.push_back(n);
   }
-  Backends backends;
+  std::vector<Device> devices;
   for (int ordinal : ordinals) {
     ASSIGN_OR_RETURN(auto device,
                      cuda::MakeDriverDevice({.ordinal = ordinal,
                                              .kernel_cache = options.kernel_cache,
                                              .memory_fraction = options.memory_fraction,
                                              .max_slice_seconds = options.max_slice_seconds}));
-    backends.push_back(std::make_unique<cuda::CudaBackend>(std::move(device), options.mask_plans));
+    devices.push_back(
+        GpuDeviceOf(std::make_unique<cuda::CudaBackend>(std::move(device), options.mask_plans)));
   }
-  return backends;
+  return devices;
 }
 
-Backends One(std::unique_ptr<Backend> backend) {
-  Backends backends;
-  backends.push_back(std::move(backend));
-  return backends;
+std::vector<Device> One(Device device) {
+  std::vector<Device> devices;
+  devices.push_back(std::move(device));
+  return devices;
 }
 
-std::unique_ptr<Backend> MakeCpu(const BackendOptions& options) {
-  return MakeCpuBackend({.threads = options.cpu_threads, .mask_plans = options.mask_plans});
+std::vector<Device> MakeCpu(const BackendOptions& options) {
+  return One(CpuDeviceOf(
+      MakeCpuBackend({.threads = options.cpu_threads, .mask_plans = options.mask_plans}),
+      options.cpu_threads));
+}
+
+std::vector<Device> MakeReference() {
+  return One({std::make_unique<ReferenceBackend>(),
+              [](const HoldDeviceMemory&) { return std::make_unique<ReferenceEngine>(); }});
 }
 
 }  // namespace
 
-absl::StatusOr<Backends> MakeBackends(absl::string_view name, const BackendOptions& options,
-                                      std::string* note) {
+absl::StatusOr<std::vector<Device>> MakeDevices(absl::string_view name,
+                                                const BackendOptions& options, std::string* note) {
   if (note != nullptr) note->clear();
-  if (name == "reference") return One(std::make_unique<ReferenceBackend>());
-  if (name == "cpu") return One(MakeCpu(options));
+  if (name == "reference") return MakeReference();
+  if (name == "cpu") return MakeCpu(options);
   if (name == "cuda") return MakeCuda(options);
   if (name != "auto") {
     return absl::InvalidArgumentError(
         absl::StrCat("backend: expected auto, cpu, cuda or reference, got ", name));
   }
-  absl::StatusOr<Backends> cuda = MakeCuda(options);
+  absl::StatusOr<std::vector<Device>> cuda = MakeCuda(options);
   if (cuda.ok()) return cuda;
   if (note != nullptr) *note = absl::StrCat("cpu engine: ", cuda.status().message());
-  return One(MakeCpu(options));
+  return MakeCpu(options);
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(absl::string_view name,
@@ -63,8 +72,8 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(absl::string_view name,
                                                      std::string* note) {
   BackendOptions one = options;
   if (one.devices.empty()) one.devices = {0};
-  ASSIGN_OR_RETURN(Backends backends, MakeBackends(name, one, note));
-  return std::move(backends.front());
+  ASSIGN_OR_RETURN(std::vector<Device> devices, MakeDevices(name, one, note));
+  return std::move(devices.front().attention);
 }
 
 }  // namespace attnd

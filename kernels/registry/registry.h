@@ -1,4 +1,4 @@
-// Registry: from a name on the command line to an engine.
+// Registry: from a name on the command line to engines, of attention and of modules.
 //
 //   reference   float64 on one core, the oracle
 //   cpu         this machine's processors
@@ -6,7 +6,7 @@
 //               rows for it (V100), correct and slow elsewhere
 //   auto        cuda on a usable GPU with rows of its own, else cpu; `note` says why
 //
-// With several GPUs there is an engine for each.
+// With several GPUs there is a Device for each.
 // Errors: INVALID_ARGUMENT for a name that is not in the list; FAILED_PRECONDITION, one line that
 // says what is missing, where the engine cannot run here. Called at start-up, by one thread.
 #pragma once
@@ -20,6 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "attention/mask_plans.h"
 #include "kernels/backend.h"
+#include "kernels/device.h"
 
 namespace attnd {
 
@@ -37,10 +38,10 @@ struct BackendOptions {
 
 // At least one. `note`, if given, receives one line for the log when "auto" falls back, else stays
 // empty.
-absl::StatusOr<std::vector<std::unique_ptr<Backend>>> MakeBackends(absl::string_view name,
-                                                                   const BackendOptions& options,
-                                                                   std::string* note = nullptr);
-// The first of them, for tools that use one; without devices in the options, GPU 0.
+absl::StatusOr<std::vector<Device>> MakeDevices(absl::string_view name,
+                                                const BackendOptions& options,
+                                                std::string* note = nullptr);
+// Attention of the first of them, for tools that use one; without devices in the options, GPU 0.
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(absl::string_view name,
                                                      const BackendOptions& options,
                                                      std::string* note = nullptr);

@@ -10,26 +10,15 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/check.h"
-#include "base/cpu_quota.h"
 #include "base/status_macros.h"
-#include "kernels/layers/cpu/cpu_module_engine.h"
-#include "kernels/layers/cuda/cuda_module_engine.h"
-#include "kernels/layers/pipeline/pipeline_engine.h"
-#include "modules/reference/reference_engine.h"
 #include "net/listen_address.h"
 #include "server/app/encode_server_info.h"
 #include "server/app/metrics_port.h"
-#include "server/keep/mask_arrivals.h"
-#include "server/keep/mask_workers.h"
-#include "server/modules/module_calls.h"
-#include "server/metrics/module_metrics.h"
-#include "server/modules/module_table.h"
-#include "server/modules/modules_service.h"
-#include "server/rpc/call_watch.h"
+#include "server/keep/keep.h"
+#include "server/modules/modules.h"
+#include "server/rpc/calls.h"
 #include "server/rpc/rpc_server.h"
 #include "server/rpc/service_deps.h"
-#include "server/rpc/transfer_pool.h"
 #include "server/security/certificate_watch.h"
 #include "server/security/token_watch.h"
 #include "server/shared_memory/shared_memory_service.h"
@@ -37,20 +26,30 @@
 namespace attnd {
 namespace {
 
-// On 16 cores 4 move a little more than 8 do.
-int TransferThreadCount() { return std::clamp(AvailableCpus() / 4, 1, 8); }
-
-// A caller has one of them at a time; two callers need not wait for each other.
-int MaskThreadCount() { return std::clamp(AvailableCpus() / 4, 2, 4); }
-
 // Leases get their share of each device that has memory of its own.
-ServerOptions WithDeviceLeases(ServerOptions options,
-                               const std::vector<std::unique_ptr<Backend>>& engines) {
-  for (const std::unique_ptr<Backend>& engine : engines) {
-    const bool own = engine->Use().memory_total_bytes > 0;
-    const auto bytes = own ? static_cast<double>(engine->info().memory_bytes) : 0;
+ServerOptions WithDeviceLeases(ServerOptions options, const std::vector<Device>& devices) {
+  for (const Device& device : devices) {
+    const bool own = device.attention->Use().memory_total_bytes > 0;
+    const auto bytes = own ? static_cast<double>(device.attention->info().memory_bytes) : 0;
     options.leases.device_bytes.push_back(static_cast<int64_t>(options.lease_hbm_fraction * bytes));
   }
+  return options;
+}
+
+// Modules get GPUs' memory, where they compute there.
+ModuleOptions WithDeviceMemory(ModuleOptions options, const Devices& devices) {
+  if (!devices[0].has_own_memory()) return options;
+  ModuleMemoryLimits& memory = options.memory;
+  const bool all_of_one = memory.caller_bytes == memory.bytes;
+  int64_t most = 0;
+  for (const Backend* gpu : devices.engines()) {
+    const double share = options.memory_is_share ? options.hbm_fraction : 1;
+    const auto bytes = static_cast<int64_t>(share * static_cast<double>(gpu->info().memory_bytes));
+    memory.device_bytes.push_back(bytes);
+    most += bytes;
+  }
+  memory.bytes = options.memory_is_share ? most : std::min(memory.bytes, most);
+  memory.caller_bytes = all_of_one ? memory.bytes : std::min(memory.caller_bytes, memory.bytes);
   return options;
 }
 
@@ -68,38 +67,38 @@ uint64_t ReplicaOf(const ServerOptions& options) {
 
 }  // namespace
 
-AttndServer::AttndServer(const ServerOptions& options,
-                         std::vector<std::unique_ptr<Backend>> engines, StagingPool staging,
-                         const Clock& clock, Logger& log)
-    : options_(WithDeviceLeases(options, engines)),
+AttndServer::AttndServer(const ServerOptions& options, std::vector<Device> devices,
+                         StagingPool staging, const Clock& clock, Logger& log)
+    : options_(WithDeviceLeases(options, devices)),
       clock_(clock),
       log_(log),
       staging_(std::move(staging)),
-      devices_(std::move(engines), metrics_, log) {
+      devices_(std::move(devices), metrics_, log) {
   metrics_.SetBuildInfo(options_.version, options_.revision,
                         devices_.first_engine().info().architecture);
 }
 
 absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(const ServerOptions& options,
-                                                                std::unique_ptr<Backend> backend,
-                                                                const Clock& clock, Logger& log) {
-  std::vector<std::unique_ptr<Backend>> engines;
-  engines.push_back(std::move(backend));
-  return Start(options, std::move(engines), clock, log);
+                                                                Device device, const Clock& clock,
+                                                                Logger& log) {
+  std::vector<Device> devices;
+  devices.push_back(std::move(device));
+  return Start(options, std::move(devices), clock, log);
 }
 
-absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(
-    const ServerOptions& options, std::vector<std::unique_ptr<Backend>> engines, const Clock& clock,
-    Logger& log) {
+absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(const ServerOptions& options,
+                                                                std::vector<Device> devices,
+                                                                const Clock& clock, Logger& log) {
   ASSIGN_OR_RETURN(StagingPool staging, StagingPool::Create(options.admission.memory_bytes));
   auto server = std::unique_ptr<AttndServer>(
-      new AttndServer(options, std::move(engines), std::move(staging), clock, log));
+      new AttndServer(options, std::move(devices), std::move(staging), clock, log));
   RETURN_IF_ERROR(server->StartSecurity());
   RETURN_IF_ERROR(server->devices_.Check(server->staging_));
-  const uint64_t boot_epoch = NewBootEpoch();
-  server->StartCalls(boot_epoch);
-  server->server_info_ = DescribeServer(server->options_, server->devices_.engines(), boot_epoch);
-  server->StartModules(boot_epoch);
+  const TokenIssuer issuer{ReplicaOf(options), NewBootEpoch()};
+  server->StartCalls(issuer);
+  server->server_info_ =
+      DescribeServer(server->options_, server->devices_.engines(), issuer.boot_epoch);
+  server->StartModules(issuer);
   server->StartSharedMemory();
   server->SampleState();
   RETURN_IF_ERROR(server->StartMetrics());
@@ -121,114 +120,49 @@ absl::Status AttndServer::StartSecurity() {
   return absl::OkStatus();
 }
 
-// What a call passes through, from admission to its reply.
-void AttndServer::StartCalls(uint64_t boot_epoch) {
-  leases_ = std::make_unique<LeaseTable>(
-      options_.leases, TokenIssuer{ReplicaOf(options_), boot_epoch}, metrics_, clock_);
-  reaper_ = std::make_unique<LeaseReaper>(*leases_);
-  masks_ = std::make_unique<MaskStore>(options_.masks, clock_, options_.mask_plans);
-  maps_ = std::make_unique<MapStore>(options_.captures,
-                                     TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);
-  mask_workers_ =
-      std::make_unique<MaskWorkers>(MaskThreadCount(), options_.admission.caller_max_calls);
-  mask_arrivals_ =
-      std::make_unique<MaskArrivals>(options_.masks.bytes, options_.masks.bytes_of_caller);
-  for (int n = 0; n < devices_.size(); ++n) {
-    named_engines_.push_back({devices_[n].name, devices_[n].engine.get()});
-  }
+void AttndServer::StartCalls(const TokenIssuer& issuer) {
+  keep_ = std::make_unique<Keep>(
+      KeepLimits{.leases = options_.leases, .masks = options_.masks, .maps = options_.captures},
+      issuer, options_.mask_plans, metrics_, clock_);
   AdmissionLimits limits = options_.admission;
   limits.max_reply_bytes = options_.transport.max_message_bytes - kReplyHeaderBytes;
-  admission_ = std::make_unique<Admission>(limits, devices_.for_admission(), clock_, leases_.get());
-  transfer_pool_ = std::make_unique<TransferPool>(TransferThreadCount());
   TransferLimits transfers = options_.transport.transfers;
   transfers.longest = options_.admission.max_deadline;
-  call_watch_ = std::make_unique<CallWatch>(transfers);
+  calls_ =
+      std::make_unique<Calls>(limits, transfers, devices_.for_admission(), keep_->leases(), clock_);
   const bool on_device =
       absl::c_any_of(options_.leases.device_bytes, [](int64_t bytes) { return bytes > 0; });
   shared_memory_ = std::make_unique<SharedMemoryTable>(options_.shared_memory,
                                                        devices_.first_engine(), on_device);
   devices_.StartWorkers(
-      options_.worker, clock_, *leases_, *maps_,
+      options_.worker, clock_, keep_->leases(), keep_->maps(),
       [this](int device, const absl::Status& status) { LoseDevice(device, status); });
 }
 
 // On a worker's thread. The others go on; the process ends when its owner has drained it.
 void AttndServer::LoseDevice(int device, const absl::Status& status) {
-  admission_->Fence(device);
-  leases_->LoseDevice(device);
-  if (module_table_ != nullptr) module_table_->LoseDevice(device);
+  calls_->admission().Fence(device);
+  keep_->leases().LoseDevice(device);
+  if (modules_ != nullptr) modules_->table().LoseDevice(device);
   SetDeviceServing(device, false);
   SetServing(false);
   log_.Error("device_lost", {{"device", devices_[device].name}, {"message", status.message()}});
 }
 
-// Null: modules have none on this backend.
-std::unique_ptr<ModuleEngine> AttndServer::EngineOfModules(int device) {
-  Backend& attention = *devices_[device].engine;
-  if (attention.info().backend == "cpu") {
-    return MakeCpuModuleEngine(options_.cpu_threads, attention);
-  }
-  if (attention.info().backend == "reference") return std::make_unique<ReferenceEngine>();
-  auto* cuda = dynamic_cast<cuda::CudaBackend*>(&attention);
-  if (cuda == nullptr) return nullptr;
-  return MakeCudaModuleEngine(
-      *cuda, [this, device](int64_t bytes) { return admission_->HoldDeviceMemory(device, bytes); });
-}
-
-// Those of all devices as one; null: none are served.
-std::shared_ptr<ModuleEngine> AttndServer::EngineOfModules() {
-  if (options_.modules.memory.bytes == 0) return nullptr;
-  if (options_.module_engine != nullptr) return options_.module_engine;
-  std::vector<PipelineDevice> devices;
-  for (int n = 0; n < devices_.size(); ++n) {
-    std::unique_ptr<ModuleEngine> engine = EngineOfModules(n);
-    if (engine == nullptr) return nullptr;
-    devices.push_back(
-        {devices_[n].name, devices_[n].engine->info().architecture, std::move(engine)});
-  }
-  return std::make_shared<PipelineEngine>(std::move(devices));
-}
-
-// The GPUs' memory, where they compute modules.
-ModuleOptions AttndServer::OptionsOfModules() {
-  ModuleOptions options = options_.modules;
-  if (module_engine_->Name() != "cuda") return options;
-  ModuleMemoryLimits& memory = options.memory;
-  const bool all_of_one = memory.caller_bytes == memory.bytes;
-  int64_t most = 0;
-  for (const Backend* gpu : devices_.engines()) {
-    const double share = options.memory_is_share ? options.hbm_fraction : 1;
-    const auto bytes = static_cast<int64_t>(share * static_cast<double>(gpu->info().memory_bytes));
-    memory.device_bytes.push_back(bytes);
-    most += bytes;
-  }
-  memory.bytes = options.memory_is_share ? most : std::min(memory.bytes, most);
-  memory.caller_bytes = all_of_one ? memory.bytes : std::min(memory.caller_bytes, memory.bytes);
-  return options;
-}
-
-void AttndServer::StartModules(uint64_t boot_epoch) {
-  module_engine_ = EngineOfModules();
-  if (module_engine_ == nullptr) return;
-  std::vector<std::string> names;
-  for (int n = 0; n < devices_.size(); ++n) names.push_back(devices_[n].name);
-  module_metrics_ = std::make_unique<ModuleMetrics>(metrics_.registry(), names);
-  module_table_ = std::make_unique<ModuleTable>(
-      OptionsOfModules(), TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);
-  module_calls_ = std::make_unique<ModuleCalls>(ModuleCalls::Deps{
-      *module_table_, *module_engine_, staging_, *module_metrics_, std::move(names),
-      options_.leases.ttl, options_.leases.max_ttl, options_.modules.state_dir,
-      options_.modules.save_every, options_.modules.shadow_every, log_});
-  modules_service_ = std::make_unique<ModulesService>(
-      ModulesService::Deps{*module_calls_,
-                           {clock_, metrics_, *call_watch_, open_calls_},
-                           auth_,
-                           *module_metrics_,
-                           log_,
-                           log_limit_,
-                           options_.admission.max_deadline});
+void AttndServer::StartModules(const TokenIssuer& issuer) {
+  if (options_.modules.memory.bytes == 0) return;
+  std::unique_ptr<ModuleEngine> engine = devices_.MakeModuleEngine([this](int device) {
+    return [admission = &calls_->admission(), device](int64_t bytes) {
+      return admission->HoldDeviceMemory(device, bytes);
+    };
+  });
+  if (engine == nullptr) return;
+  modules_ = std::make_unique<Modules>(
+      WithDeviceMemory(options_.modules, devices_), std::move(engine), devices_.names(), issuer,
+      options_.leases, options_.admission.max_deadline,
+      Modules::Deps{staging_, *calls_, metrics_, auth_, clock_, log_});
   server_info_.add_feature("modules");
-  server_info_.add_feature(absl::StrCat("modules_on_", module_engine_->Name()));
+  server_info_.add_feature(absl::StrCat("modules_on_", modules_->engine_name()));
 }
 
 // A socket that cannot be had costs speed only: callers then send their tensors.
@@ -256,16 +190,14 @@ absl::Status AttndServer::StartMetrics() {
 }
 
 absl::Status AttndServer::StartRpc() {
-  const ServiceDeps deps{*admission_,
+  for (int n = 0; n < devices_.size(); ++n) {
+    named_engines_.push_back({devices_[n].name, devices_[n].engine.get()});
+  }
+  const ServiceDeps deps{*keep_,
+                         *calls_,
                          staging_,
                          *shared_memory_,
                          devices_.workers(),
-                         *leases_,
-                         *masks_,
-                         *maps_,
-                         *mask_workers_,
-                         *mask_arrivals_,
-                         *transfer_pool_,
                          metrics_,
                          auth_,
                          clock_,
@@ -273,12 +205,10 @@ absl::Status AttndServer::StartRpc() {
                          devices_.first_engine().info(),
                          named_engines_,
                          server_info_,
-                         options_.slow_call,
-                         log_limit_,
-                         *call_watch_,
-                         open_calls_};
-  ASSIGN_OR_RETURN(rpc_, RpcServer::Start(options_.listen, options_.transport,
-                                          certificate_watch_.get(), deps, modules_service_.get()));
+                         options_.slow_call};
+  ASSIGN_OR_RETURN(
+      rpc_, RpcServer::Start(options_.listen, options_.transport, certificate_watch_.get(), deps,
+                             modules_ == nullptr ? nullptr : &modules_->service()));
   for (int n = 0; n < devices_.size(); ++n) SetDeviceServing(n, true);
   SetServing(true);
   return absl::OkStatus();
@@ -294,7 +224,7 @@ void AttndServer::SetServing(bool serving) {
   metrics_.SetReady(serving);
   rpc_->SetServing("", serving);
   rpc_->SetServing("attnd.v1.Attention", serving);
-  if (modules_service_ != nullptr) rpc_->SetServing("attnd.v1.Modules", serving);
+  if (modules_ != nullptr) rpc_->SetServing("attnd.v1.Modules", serving);
   rpc_->SetServing("liveness", true);  // a draining process is alive: do not restart it
 }
 
@@ -306,20 +236,28 @@ int AttndServer::metrics_port() const {
 
 int AttndServer::connections() const { return rpc_->connections(); }
 
-int64_t AttndServer::module_bytes() const { return module_table_->memory().used(); }
+AdmissionUse AttndServer::use() const { return calls_->admission().Use(); }
 
-void AttndServer::ExpireModules() { module_table_->Expire(); }
+AdmissionDeviceUse AttndServer::use(int device) const {
+  return calls_->admission().DeviceUse(device);
+}
+
+LeaseUse AttndServer::leases() const { return keep_->leases().Use(); }
+
+LeaseUse AttndServer::leases(int place) const { return keep_->leases().Use(place); }
+
+MaskTableStats AttndServer::masks() const { return keep_->masks().stats(); }
+
+int64_t AttndServer::module_bytes() const { return modules_->table().memory().used(); }
+
+void AttndServer::ExpireModules() { modules_->table().Expire(); }
 
 // Nothing may lose a device, or answer a call, once the server is gone.
 AttndServer::~AttndServer() {
   devices_.StopGpuWatch();
   if (rpc_ != nullptr) StopNow();
   devices_.StopWorkers();
-  transfer_pool_.reset();
-  rpc_.reset();
-  modules_service_.reset();
-  mask_workers_.reset();
-  CHECK(open_calls_.count() == 0);  // gRPC has ended them all: what they use may go
+  if (calls_ != nullptr) calls_->FinishTransfers();
 }
 
 }  // namespace attnd

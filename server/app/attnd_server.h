@@ -21,60 +21,52 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "kernels/backend.h"
+#include "kernels/device.h"
 #include "server/admission/admission.h"
 #include "server/admission/staging_pool.h"
 #include "server/app/devices.h"
 #include "server/app/options.h"
-#include "server/keep/map_store.h"
 #include "server/keep/lease_table.h"
-#include "server/keep/mask_store.h"
+#include "server/keep/mask_table.h"
 #include "server/metrics/metrics.h"
-#include "server/rpc/call_log_limit.h"
-#include "server/rpc/open_calls.h"
 #include "server/security/auth.h"
 #include "server/shared_memory/shared_memory.h"
 
 namespace attnd {
 
 // Tests read this header often: their parts' own, and gRPC's, are long.
-class CallWatch;
+class Calls;
 class CertificateWatch;
-class MaskArrivals;
-class MaskWorkers;
+class Keep;
 class MetricsPort;
-class ModuleCalls;
-class ModuleMetrics;
-class ModulesService;
-class ModuleTable;
+class Modules;
 struct NamedEngine;
 class RpcServer;
 class SharedMemoryService;
 class TokenWatch;
-class TransferPool;
 
 class AttndServer {
  public:
   // `options` have passed CheckOptions. Errors: what the startup check, the files or the ports say.
   // `clock` and `log` outlive the server.
   static absl::StatusOr<std::unique_ptr<AttndServer>> Start(const ServerOptions& options,
-                                                            std::unique_ptr<Backend> backend,
+                                                            Device device, const Clock& clock,
+                                                            Logger& log);
+  // Several devices, at least one.
+  static absl::StatusOr<std::unique_ptr<AttndServer>> Start(const ServerOptions& options,
+                                                            std::vector<Device> devices,
                                                             const Clock& clock, Logger& log);
-  // Several devices: one engine each, at least one.
-  static absl::StatusOr<std::unique_ptr<AttndServer>> Start(
-      const ServerOptions& options, std::vector<std::unique_ptr<Backend>> engines,
-      const Clock& clock, Logger& log);
   ~AttndServer();
 
   // As bound: a port of 0 has become the real one. In the order of options.listen.
   const std::vector<std::string>& addresses() const;
   int metrics_port() const;
-  AdmissionUse use() const { return admission_->Use(); }
-  AdmissionDeviceUse use(int device) const { return admission_->DeviceUse(device); }
+  AdmissionUse use() const;
+  AdmissionDeviceUse use(int device) const;
   int64_t staging_used() const { return staging_.used(); }
-  LeaseUse leases() const { return leases_->Use(); }
-  LeaseUse leases(int place) const { return leases_->Use(place); }
-  MaskStoreStats masks() const { return masks_->stats(); }
+  LeaseUse leases() const;
+  LeaseUse leases(int place) const;
+  MaskTableStats masks() const;
   int connections() const;
   // Whether a device has been lost: time to drain and to end the process.
   bool device_lost() const { return devices_.any_lost(); }
@@ -92,15 +84,12 @@ class AttndServer {
   void StopNow();
 
  private:
-  AttndServer(const ServerOptions& options, std::vector<std::unique_ptr<Backend>> engines,
-              StagingPool staging, const Clock& clock, Logger& log);
+  AttndServer(const ServerOptions& options, std::vector<Device> devices, StagingPool staging,
+              const Clock& clock, Logger& log);
   absl::Status StartSecurity();
-  void StartCalls(uint64_t boot_epoch);
+  void StartCalls(const TokenIssuer& issuer);
   void StartSharedMemory();
-  void StartModules(uint64_t boot_epoch);
-  std::unique_ptr<ModuleEngine> EngineOfModules(int device);
-  std::shared_ptr<ModuleEngine> EngineOfModules();
-  ModuleOptions OptionsOfModules();
+  void StartModules(const TokenIssuer& issuer);
   absl::Status StartMetrics();
   absl::Status StartRpc();
   void LoseDevice(int device, const absl::Status& status);
@@ -121,7 +110,7 @@ class AttndServer {
   bool WaitUntilCallersLeave(absl::Time deadline, const std::function<bool(absl::Duration)>& wait);
   bool WaitUntilAnswered(absl::Time deadline, const std::function<bool(absl::Duration)>& wait);
 
-  // Each uses those above it.
+  // Each uses those above it, and is gone before them.
   const ServerOptions options_;
   const Clock& clock_;
   Logger& log_;
@@ -133,24 +122,10 @@ class AttndServer {
   std::unique_ptr<TokenWatch> token_watch_;              // null: no tokens
   std::unique_ptr<CertificateWatch> certificate_watch_;  // null: no TLS
   v1::GetServerInfoResponse server_info_;
-  std::unique_ptr<LeaseTable> leases_;
-  std::unique_ptr<MaskStore> masks_;
-  std::unique_ptr<MapStore> maps_;
-  std::unique_ptr<MaskWorkers> mask_workers_;
-  std::unique_ptr<MaskArrivals> mask_arrivals_;
+  std::unique_ptr<Keep> keep_;
+  std::unique_ptr<Calls> calls_;
+  std::unique_ptr<Modules> modules_;  // null: none are served
   std::vector<NamedEngine> named_engines_;
-  std::unique_ptr<LeaseReaper> reaper_;
-  std::unique_ptr<Admission> admission_;
-  std::unique_ptr<TransferPool> transfer_pool_;
-  CallLogLimit log_limit_;
-  std::unique_ptr<CallWatch> call_watch_;
-  OpenCalls open_calls_;
-  // Null: none are served.
-  std::shared_ptr<ModuleEngine> module_engine_;  // and whoever gave the options
-  std::unique_ptr<ModuleMetrics> module_metrics_;
-  std::unique_ptr<ModuleTable> module_table_;
-  std::unique_ptr<ModuleCalls> module_calls_;
-  std::unique_ptr<ModulesService> modules_service_;
   std::vector<std::unique_ptr<SharedMemoryService>> shared_memory_services_;
   std::atomic<bool> serving_{false};  // to all callers, as health says
   std::unique_ptr<MetricsPort> metrics_port_;

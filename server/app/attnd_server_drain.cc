@@ -3,9 +3,9 @@
 
 #include "absl/time/clock.h"
 #include "server/app/attnd_server.h"
-#include "server/modules/module_calls.h"
+#include "server/modules/modules.h"
+#include "server/rpc/calls.h"
 #include "server/rpc/rpc_server.h"
-#include "server/rpc/transfer_pool.h"
 
 namespace attnd {
 namespace {
@@ -26,13 +26,13 @@ void AttndServer::Drain(absl::Duration delay, absl::Duration timeout,
   metrics_.SetDraining();
   SetServing(false);
   if (!WaitForBalancers(delay, wait)) return StopNow();
-  admission_->StartDraining();
-  if (module_calls_ != nullptr) module_calls_->StartDraining();
+  calls_->admission().StartDraining();
+  if (modules_ != nullptr) modules_->StartDraining();
   absl::Time deadline = absl::Now() + timeout;
   if (!WaitUntilCallersLeave(deadline, wait)) return StopNow();
   rpc_->StopAccepting();
   if (!WaitUntilAnswered(deadline, wait)) return StopNow();
-  if (module_table_ != nullptr) module_table_->SaveAll();
+  if (modules_ != nullptr) modules_->table().SaveAll();
   // What is open now are watchers of health and the like, which would stay for ever.
   rpc_->Shutdown(std::min(deadline, absl::Now() + kGoodbye));
 }
@@ -59,7 +59,7 @@ bool AttndServer::WaitUntilCallersLeave(absl::Time deadline,
   absl::Time begin = absl::Now();
   deadline = std::min(deadline, begin + kMostWaitForQuiet);
   for (absl::Time now = begin; now < deadline; now = absl::Now()) {
-    absl::Time quiet_since = std::max(begin, admission_->last_refused_at());
+    absl::Time quiet_since = std::max(begin, calls_->admission().last_refused_at());
     if (now - quiet_since >= kQuietBeforeClosing) return true;
     if (!wait(std::min(kDrainPoll, deadline - now))) return false;
   }
@@ -69,17 +69,17 @@ bool AttndServer::WaitUntilCallersLeave(absl::Time deadline,
 bool AttndServer::WaitUntilAnswered(absl::Time deadline,
                                     const std::function<bool(absl::Duration)>& wait) {
   auto moves = [this] {
-    return module_table_ != nullptr && module_table_->AnyUsedWithin(kWaitForMove);
+    return modules_ != nullptr && modules_->table().AnyUsedWithin(kWaitForMove);
   };
-  while ((open_calls_.count() > 0 || moves()) && absl::Now() < deadline) {
+  while ((calls_->open().count() > 0 || moves()) && absl::Now() < deadline) {
     if (!wait(kDrainPoll)) return false;
   }
   return true;
 }
 
 void AttndServer::StopNow() {
-  admission_->StartDraining();
-  if (module_calls_ != nullptr) module_calls_->StartDraining();
+  calls_->admission().StartDraining();
+  if (modules_ != nullptr) modules_->StartDraining();
   rpc_->StopAccepting();
   rpc_->Shutdown(absl::Now());
 }

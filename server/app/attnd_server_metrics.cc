@@ -3,8 +3,9 @@
 #include <utility>
 
 #include "server/app/attnd_server.h"
-#include "server/keep/mask_workers.h"
-#include "server/modules/module_table.h"
+#include "server/keep/keep.h"
+#include "server/modules/modules.h"
+#include "server/rpc/calls.h"
 #include "server/rpc/rpc_server.h"
 #include "server/security/certificate_files.h"
 #include "server/shared_memory/shared_memory_service.h"
@@ -17,7 +18,7 @@ void AttndServer::SampleState() {
   devices_.Sample(sampled);
   sampled.AddGauge("attnd_admitted_bytes",
                    "Staging memory promised to requests, from admission until their reply is sent.",
-                   {}, [this] { return static_cast<double>(admission_->Use().bytes); });
+                   {}, [this] { return static_cast<double>(calls_->admission().Use().bytes); });
   SampleLeases(kHostMemory, "host");
   sampled.AddGauge("attnd_staging_pool_capacity_bytes", "Size of the staging memory.", {},
                    [this] { return static_cast<double>(staging_.capacity()); });
@@ -63,12 +64,12 @@ void AttndServer::SampleSharedMemory() {
 }
 
 void AttndServer::SampleModules() {
-  if (module_table_ == nullptr) return;
+  if (modules_ == nullptr) return;
   SampledMetrics& sampled = *metrics_.sampled();
   sampled.AddGauge("attnd_modules", "Modules that are registered.", {},
-                   [this] { return static_cast<double>(module_table_->size()); });
+                   [this] { return static_cast<double>(modules_->table().size()); });
   sampled.AddGauge("attnd_durable_lag_steps", "Changes of modules that a restart would not find.",
-                   {}, [this] { return static_cast<double>(module_table_->durable_lag()); });
+                   {}, [this] { return static_cast<double>(modules_->table().durable_lag()); });
   using Bytes = ModuleTable::Bytes;
   for (const auto& [kind, bytes] : {std::pair{"weight", &Bytes::weights},
                                     {"optimizer", &Bytes::optimizers},
@@ -79,7 +80,7 @@ void AttndServer::SampleModules() {
       sampled.AddGauge("attnd_module_bytes", "Memory reserved for modules.",
                        {{"device", devices_[device].name}, {"kind", kind}},
                        [this, device, bytes = bytes] {
-                         return static_cast<double>(module_table_->UsedBytes(device).*bytes);
+                         return static_cast<double>(modules_->table().UsedBytes(device).*bytes);
                        });
     }
   }
@@ -88,49 +89,51 @@ void AttndServer::SampleModules() {
 void AttndServer::SampleMasks() {
   SampledMetrics& sampled = *metrics_.sampled();
   sampled.AddGauge("attnd_mask_cache_bytes", "Masks by description that callers may name.", {},
-                   [this] { return static_cast<double>(masks_->stats().bytes); });
+                   [this] { return static_cast<double>(keep_->masks().stats().bytes); });
   sampled.AddCounter("attnd_mask_cache_hits_total", "Calls that named a mask known here.", {},
-                     [this] { return static_cast<double>(masks_->stats().hits); });
+                     [this] { return static_cast<double>(keep_->masks().stats().hits); });
   sampled.AddCounter("attnd_mask_cache_misses_total", "Calls that named a mask not known here.", {},
-                     [this] { return static_cast<double>(masks_->stats().misses); });
+                     [this] { return static_cast<double>(keep_->masks().stats().misses); });
   sampled.AddGauge("attnd_mask_plan_bytes", "Compiled masks.", {},
-                   [this] { return static_cast<double>(masks_->plans().stats().bytes); });
+                   [this] { return static_cast<double>(keep_->masks().plans().stats().bytes); });
   sampled.AddGauge("attnd_mask_calls_waiting", "Calls whose masks wait to be compiled.", {},
-                   [this] { return static_cast<double>(mask_workers_->waiting()); });
+                   [this] { return static_cast<double>(calls_->mask_workers().waiting()); });
   sampled.AddCounter("attnd_mask_compile_seconds_total", "Time spent in compiling masks.", {},
-                     [this] { return masks_->plans().stats().compile_seconds; });
+                     [this] { return keep_->masks().plans().stats().compile_seconds; });
   sampled.AddCounter("attnd_masks_compiled_total", "Masks compiled for some sizes.", {},
-                     [this] { return static_cast<double>(masks_->plans().stats().misses); });
+                     [this] { return static_cast<double>(keep_->masks().plans().stats().misses); });
 }
 
 void AttndServer::SampleCaptures() {
   SampledMetrics& sampled = *metrics_.sampled();
   sampled.AddGauge("attnd_capture_bytes", "Attention maps kept for callers.", {},
-                   [this] { return static_cast<double>(maps_->stats().bytes); });
+                   [this] { return static_cast<double>(keep_->maps().stats().bytes); });
   sampled.AddCounter("attnd_captures_lost_total", "Calls that named a map which is gone.", {},
-                     [this] { return static_cast<double>(maps_->stats().lost); });
+                     [this] { return static_cast<double>(keep_->maps().stats().lost); });
 }
 
 void AttndServer::SampleLeases(int place, const std::string& name) {
   SampledMetrics& sampled = *metrics_.sampled();
-  sampled.AddGauge("attnd_leases_active", "Residuals kept now.", {{"device", name}},
-                   [this, place] { return static_cast<double>(leases_->Use(place).leases); });
+  sampled.AddGauge("attnd_leases_active", "Residuals kept now.", {{"device", name}}, [this, place] {
+    return static_cast<double>(keep_->leases().Use(place).leases);
+  });
   sampled.AddGauge("attnd_lease_bytes", "Memory of the residuals kept now.", {{"device", name}},
-                   [this, place] { return static_cast<double>(leases_->Use(place).bytes); });
+                   [this, place] { return static_cast<double>(keep_->leases().Use(place).bytes); });
 }
 
 void AttndServer::SampleDevice(int number) {
   SampledMetrics& sampled = *metrics_.sampled();
-  const Devices::Device& device = devices_[number];
+  const Devices::Served& device = devices_[number];
   const SampledMetrics::Labels labels = {{"device", device.name}};
   sampled.AddGauge("attnd_queue_estimated_seconds",
                    "Estimated work of all admitted requests that are not computed yet.", labels,
-                   [this, number] { return admission_->QueueSeconds(number); });
+                   [this, number] { return calls_->admission().QueueSeconds(number); });
   SampleLeases(number, device.name);
-  if (device.engine->Use().memory_total_bytes == 0) return;
-  sampled.AddGauge(
-      "attnd_hbm_admitted_bytes", "GPU memory promised to requests.", labels,
-      [this, number] { return static_cast<double>(admission_->DeviceUse(number).memory_bytes); });
+  if (!device.has_own_memory()) return;
+  sampled.AddGauge("attnd_hbm_admitted_bytes", "GPU memory promised to requests.", labels,
+                   [this, number] {
+                     return static_cast<double>(calls_->admission().DeviceUse(number).memory_bytes);
+                   });
 }
 
 }  // namespace attnd

@@ -163,7 +163,7 @@ void PrepareGrpc() {
   google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
 }
 
-int Serve(const ServerOptions& options, const EngineFactory& make_engines) {
+int Serve(const ServerOptions& options, const DeviceFactory& make_devices) {
   Logger log(stderr, options.log_format, options.log_level);
   absl::Status descriptors = RequireDescriptors();
   if (!descriptors.ok()) return Fail(log, descriptors);
@@ -173,12 +173,12 @@ int Serve(const ServerOptions& options, const EngineFactory& make_engines) {
   WarnWhenInsecure(options, log);
   RemovePortFiles(options);
   std::string note;
-  auto engines = make_engines(options, &note);
-  if (!engines.ok()) return Fail(log, engines.status());
+  auto devices = make_devices(options, &note);
+  if (!devices.ok()) return Fail(log, devices.status());
   if (!note.empty()) log.Info("engine_choice", {{"message", note}});
-  BackendInfo info = engines->front()->info();
-  size_t devices = engines->size();
-  auto server = AttndServer::Start(options, *std::move(engines), clock, log);
+  const BackendInfo info = devices->front().attention->info();
+  const size_t count = devices->size();
+  auto server = AttndServer::Start(options, *std::move(devices), clock, log);
   if (!server.ok()) return Fail(log, server.status());
   absl::Status written = WritePortFiles(options, **server);
   if (!written.ok()) return Fail(log, written);
@@ -187,7 +187,7 @@ int Serve(const ServerOptions& options, const EngineFactory& make_engines) {
                        {"metrics_port", (*server)->metrics_port()},
                        {"backend", info.backend},
                        {"device", info.device},
-                       {"devices", devices},
+                       {"devices", count},
                        {"architecture", info.architecture},
                        {"threads", info.threads},
                        {"memory_bytes", options.admission.memory_bytes}});
@@ -224,7 +224,7 @@ bool AsksForCheck(int argc, char** argv) {
 
 }  // namespace
 
-int DaemonMain(int argc, char** argv, const EngineFactory& make_engines) {
+int DaemonMain(int argc, char** argv, const DeviceFactory& make_devices) {
   OccupyStandardStreams();
   TuneProcess();
   // Before any thread starts, so that only DrainOnSignal ever sees them.
@@ -240,7 +240,7 @@ int DaemonMain(int argc, char** argv, const EngineFactory& make_engines) {
   TuneForTransport();
   flags->options.version = std::string(kVersion);
   flags->options.revision = std::string(Commit());
-  return Serve(flags->options, make_engines);
+  return Serve(flags->options, make_devices);
 }
 
 }  // namespace attnd

@@ -7,8 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/app/numa.h"
 #include "base/status_macros.h"
+#include "kernels/layers/pipeline/pipeline_engine.h"
+#include "server/app/numa.h"
 #include "server/app/startup_check.h"
 
 namespace attnd {
@@ -27,11 +28,11 @@ double Fragmentation(const DeviceUse& use) {
 
 }  // namespace
 
-Devices::Devices(std::vector<std::unique_ptr<Backend>> engines, Metrics& metrics, Logger& log)
+Devices::Devices(std::vector<Device> devices, Metrics& metrics, Logger& log)
     : metrics_(metrics), log_(log) {
-  for (std::unique_ptr<Backend>& engine : engines) {
-    std::string name = NameOf(engine->info(), devices_.size(), engines.size());
-    Device& device = devices_.emplace_back(std::move(name), std::move(engine));
+  for (Device& made : devices) {
+    std::string name = NameOf(made.attention->info(), devices_.size(), devices.size());
+    Served& device = devices_.emplace_back(std::move(name), std::move(made));
     const int number = metrics_.AddDevice(device.name, device.engine->info());
     device.backend = std::make_unique<MeteredBackend>(*device.engine, number, metrics_);
   }
@@ -40,7 +41,7 @@ Devices::Devices(std::vector<std::unique_ptr<Backend>> engines, Metrics& metrics
 absl::Status Devices::Check(StagingPool& staging) {
   PlaceStaging(staging);
   RETURN_IF_ERROR(first_engine().RegisterHost(staging.memory()));
-  for (Device& device : devices_) RETURN_IF_ERROR(StartupCheck(*device.engine, device.cost));
+  for (Served& device : devices_) RETURN_IF_ERROR(StartupCheck(*device.engine, device.cost));
   return absl::OkStatus();
 }
 
@@ -48,7 +49,7 @@ absl::Status Devices::Check(StagingPool& staging) {
 // touched.
 void Devices::PlaceStaging(StagingPool& staging) {
   std::set<int> nodes;
-  for (const Device& device : devices_) {
+  for (const Served& device : devices_) {
     const std::optional<int> node = NumaNodeOfPciDevice(device.engine->info().pci_bus_id);
     if (node.has_value()) nodes.insert(*node);
   }
@@ -60,7 +61,7 @@ void Devices::PlaceStaging(StagingPool& staging) {
 }
 
 void Devices::StartWorkers(const DeviceWorkerOptions& options, const Clock& clock,
-                           LeaseTable& leases, MapStore& maps,
+                           LeaseTable& leases, MapTable& maps,
                            std::function<void(int device, const absl::Status& status)> on_lost) {
   for (int n = 0; n < size(); ++n) {
     auto lost = [this, n, on_lost](const absl::Status& status) {
@@ -82,7 +83,7 @@ void Devices::StartWorkers(const DeviceWorkerOptions& options, const Clock& cloc
 // Without the library only CUDA's own errors tell of a GPU's end.
 void Devices::StartGpuWatch(const std::string& nvml_library) {
   std::vector<std::string> gpus;
-  for (const Device& device : devices_) gpus.push_back(device.engine->info().pci_bus_id);
+  for (const Served& device : devices_) gpus.push_back(device.engine->info().pci_bus_id);
   if (std::all_of(gpus.begin(), gpus.end(), [](const auto& id) { return id.empty(); })) return;
   auto watch = GpuWatch::Start(nvml_library, gpus, [this](int device, const absl::Status& status) {
     workers_.Lose(device, status);
@@ -95,26 +96,44 @@ void Devices::StartGpuWatch(const std::string& nvml_library) {
 
 std::vector<const Backend*> Devices::engines() const {
   std::vector<const Backend*> engines;
-  for (const Device& device : devices_) engines.push_back(device.engine.get());
+  for (const Served& device : devices_) engines.push_back(device.engine.get());
   return engines;
+}
+
+std::vector<std::string> Devices::names() const {
+  std::vector<std::string> names;
+  for (const Served& device : devices_) names.push_back(device.name);
+  return names;
+}
+
+std::unique_ptr<ModuleEngine> Devices::MakeModuleEngine(
+    const std::function<HoldDeviceMemory(int device)>& hold_on) const {
+  std::vector<PipelineDevice> parts;
+  for (int n = 0; n < size(); ++n) {
+    const Served& device = devices_[n];
+    if (device.make_modules == nullptr) return nullptr;
+    parts.push_back(
+        {device.name, device.engine->info().architecture, device.make_modules(hold_on(n))});
+  }
+  return std::make_unique<PipelineEngine>(std::move(parts));
 }
 
 std::vector<AdmissionDevice> Devices::for_admission() {
   std::vector<AdmissionDevice> list;
-  for (Device& device : devices_) list.push_back({device.backend.get(), &device.cost});
+  for (Served& device : devices_) list.push_back({device.backend.get(), &device.cost});
   return list;
 }
 
 void Devices::Sample(SampledMetrics& sampled) const {
-  for (const Device& device : devices_) {
-    if (device.engine->Use().memory_total_bytes == 0) continue;
+  for (const Served& device : devices_) {
+    if (!device.has_own_memory()) continue;
     SampleMemory(device, sampled);
     SampleStreams(device, sampled);
   }
 }
 
 // What the device itself tells, for engines that have memory of their own.
-void Devices::SampleMemory(const Device& device, SampledMetrics& sampled) {
+void Devices::SampleMemory(const Served& device, SampledMetrics& sampled) {
   const SampledMetrics::Labels labels = {{"device", device.name}};
   const Backend& engine = *device.engine;
   auto gauge = [&](const char* name, const char* help, auto field) {
@@ -145,7 +164,7 @@ void Devices::SampleMemory(const Device& device, SampledMetrics& sampled) {
   part("lease", &DeviceUse::lease_bytes);
 }
 
-void Devices::SampleStreams(const Device& device, SampledMetrics& sampled) {
+void Devices::SampleStreams(const Served& device, SampledMetrics& sampled) {
   const SampledMetrics::Labels labels = {{"device", device.name}};
   const Backend& engine = *device.engine;
   auto counter = [&](const char* name, const char* help, auto field) {

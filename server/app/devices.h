@@ -17,6 +17,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "kernels/backend.h"
+#include "kernels/device.h"
+#include "modules/module_engine.h"
 #include "server/admission/admission.h"
 #include "server/admission/cost_model.h"
 #include "server/admission/staging_pool.h"
@@ -30,26 +32,29 @@ namespace attnd {
 
 class Devices {
  public:
-  struct Device {
-    Device(std::string device_name, std::unique_ptr<Backend> device_engine)
+  struct Served {
+    Served(std::string device_name, Device device)
         : name(std::move(device_name)),
-          engine(std::move(device_engine)),
+          engine(std::move(device.attention)),
+          make_modules(std::move(device.make_modules)),
           cost(engine->info().flops_per_second) {}
+    bool has_own_memory() const { return engine->Use().memory_total_bytes > 0; }
     const std::string name;  // "gpu0", "cpu"
     std::unique_ptr<Backend> engine;
+    const Device::MakeModules make_modules;
     std::unique_ptr<MeteredBackend> backend;
     CostModel cost;
   };
 
-  // One for each engine, at least one. `metrics` and `log` outlive it.
-  Devices(std::vector<std::unique_ptr<Backend>> engines, Metrics& metrics, Logger& log);
+  // At least one. `metrics` and `log` outlive it.
+  Devices(std::vector<Device> devices, Metrics& metrics, Logger& log);
 
   // Page-locks the staging memory once, for all GPUs, and asks each engine for a known answer.
   absl::Status Check(StagingPool& staging);
   // `on_lost(number)` runs once for each device that fails for good, after its calls are fenced
   // off.
   void StartWorkers(const DeviceWorkerOptions& options, const Clock& clock, LeaseTable& leases,
-                    MapStore& maps,
+                    MapTable& maps,
                     std::function<void(int device, const absl::Status& status)> on_lost);
   // Hears of GPUs' errors by NVIDIA's management library, where that is installed.
   void StartGpuWatch(const std::string& nvml_library);
@@ -58,9 +63,13 @@ class Devices {
   void StopWorkers() { workers_.Stop(); }
 
   int size() const { return static_cast<int>(devices_.size()); }
-  const Device& operator[](int number) const { return devices_[number]; }
+  const Served& operator[](int number) const { return devices_[number]; }
   Backend& first_engine() { return *devices_.front().engine; }
   std::vector<const Backend*> engines() const;
+  std::vector<std::string> names() const;
+  // Modules on all devices, by one engine. Null: some device has none.
+  std::unique_ptr<ModuleEngine> MakeModuleEngine(
+      const std::function<HoldDeviceMemory(int device)>& hold_on) const;
   std::vector<AdmissionDevice> for_admission();
   Workers& workers() { return workers_; }
   bool any_lost() const { return lost_ > 0; }
@@ -71,12 +80,12 @@ class Devices {
 
  private:
   void PlaceStaging(StagingPool& staging);
-  static void SampleMemory(const Device& device, SampledMetrics& sampled);
-  static void SampleStreams(const Device& device, SampledMetrics& sampled);
+  static void SampleMemory(const Served& device, SampledMetrics& sampled);
+  static void SampleStreams(const Served& device, SampledMetrics& sampled);
 
   Metrics& metrics_;
   Logger& log_;
-  std::deque<Device> devices_;
+  std::deque<Served> devices_;
   std::atomic<int> lost_{0};
   Workers workers_;
   std::unique_ptr<GpuWatch> gpu_watch_;  // tells the workers

@@ -4,13 +4,13 @@
 
 int main(int argc, char** argv) {
   return attnd::DaemonMain(argc, argv, [](const attnd::ServerOptions& options, std::string* note) {
-    return attnd::MakeBackends(options.backend,
-                               {.cpu_threads = options.cpu_threads,
-                                .devices = options.devices,
-                                .memory_fraction = options.hbm_fraction,
-                                .max_slice_seconds = options.max_launch_ms * 1e-3,
-                                .kernel_cache = options.kernel_cache,
-                                .mask_plans = options.mask_plans},
-                               note);
+    return attnd::MakeDevices(options.backend,
+                              {.cpu_threads = options.cpu_threads,
+                               .devices = options.devices,
+                               .memory_fraction = options.hbm_fraction,
+                               .max_slice_seconds = options.max_launch_ms * 1e-3,
+                               .kernel_cache = options.kernel_cache,
+                               .mask_plans = options.mask_plans},
+                              note);
   });
 }

@@ -11,11 +11,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/log.h"
-#include "modules/module_engine.h"
 #include "server/admission/admission.h"
-#include "server/keep/map_store.h"
 #include "server/keep/lease_table.h"
-#include "server/keep/mask_store.h"
+#include "server/keep/map_table.h"
+#include "server/keep/mask_table.h"
 #include "server/modules/module_table.h"
 #include "server/rpc/transport_options.h"
 #include "server/schedule/device_worker.h"
@@ -44,15 +43,14 @@ struct ServerOptions {
 
   AdmissionLimits admission;
   LeaseLimits leases;
-  MaskStoreLimits masks;
-  MapStoreLimits captures;
+  MaskTableLimits masks;
+  MapTableLimits captures;
   std::shared_ptr<MaskPlans> mask_plans;  // the engines' too; null: the server's own
   // A call of a few microseconds that finds its device idle is computed where it was received:
   // waking another thread takes 20 to 50 us.
   DeviceWorkerOptions worker = {.inline_time = absl::Microseconds(200)};
   TransportOptions transport;
-  ModuleOptions modules;                        // of no memory: the service answers UNIMPLEMENTED
-  std::shared_ptr<ModuleEngine> module_engine;  // the tests' too; null: that of the backend
+  ModuleOptions modules;  // of no memory: the service answers UNIMPLEMENTED
   SharedMemoryLimits shared_memory;
   absl::Duration drain_delay = absl::Seconds(5);
   absl::Duration drain_timeout = absl::Seconds(60);

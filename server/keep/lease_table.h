@@ -23,30 +23,24 @@
 // thread.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <limits>
-#include <list>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/node_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "server/admission/admission.h"
 #include "server/admission/residual.h"
+#include "server/keep/kept_table.h"
 #include "server/keep/lease_token.h"
 #include "server/metrics/metrics.h"
 
@@ -111,7 +105,8 @@ class LeaseTable final : public MemoryReclaimer {
   int64_t Reclaim(int place, int64_t bytes) override;
   // Evicts one, even within min_hold; false when there is none to evict.
   bool EvictOne(int place) override;
-  // Ends leases that have expired.
+  // Ends leases that have expired, so that their memory is free also where no call comes. A lease
+  // ends for its owner exactly at its time, since each use checks it.
   void Expire();
   // Ends the leases of a lost device and grants none there from then on.
   void LoseDevice(int device);
@@ -122,50 +117,34 @@ class LeaseTable final : public MemoryReclaimer {
 
  private:
   using Held = std::vector<std::shared_ptr<const ResidualTensors>>;  // let go of outside the lock
-  using ByUse = std::list<uint64_t>;                                 // the longest unused first
   struct Lease {
-    std::string owner, request;
+    std::string request;
     std::shared_ptr<const ResidualTensors> residual;
-    absl::Time granted, used, expires;
-    absl::Duration ttl;
-    ByUse::iterator at, own_at;  // in its place's list and in its owner's
+    absl::Time granted;
   };
-  struct Place {
-    int64_t limit = 0;
-    int64_t bytes = 0;
-    ByUse by_use;
-  };
-  struct Owner {
-    int64_t bytes = 0;
-    ByUse by_use;
-  };
+  using Leases = KeptTable<uint64_t, Lease>;  // its places: host memory, then the devices
   struct Ended {
     uint64_t lease = 0;
     LeaseEnd how = LeaseEnd::kReleased;
   };
-  using Leases = absl::flat_hash_map<uint64_t, Lease>;
   static constexpr size_t kRemembered = 1 << 14;  // ends of leases
+  static size_t Index(int place) { return static_cast<size_t>(place - kHostMemory); }
 
   absl::Duration TtlOf(absl::Duration wished) const;
   absl::StatusOr<uint64_t> CheckToken(absl::string_view token, absl::string_view owner);
-  absl::StatusOr<Leases::iterator> Look(uint64_t lease, Held& gone)
+  absl::StatusOr<Leases::Entry*> Look(uint64_t lease, Held& gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Prolong(uint64_t id, Lease& lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MarkUsed(Lease& lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void End(Leases::iterator lease, LeaseEnd how, Held& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void End(Leases::Entry& lease, LeaseEnd how, Held& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ExpireDue(absl::Time now, Held& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the least recently used lease of a list that has no reader and was last used at `before`
   // or earlier. Returns its bytes, 0 when there is none.
-  int64_t Evict(const ByUse& by_use, absl::Time before, Held& gone)
+  int64_t Evict(const Leases::ByUse& by_use, absl::Time before, Held& gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The same for the leases of all places.
   int64_t EvictAnywhere(absl::Time before, Held& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MakeRoom(const LeaseWish& wish, const ResidualTensors& residual, absl::Time now, Held& gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Place& PlaceAt(int place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return places_[static_cast<size_t>(place - kHostMemory)];
-  }
-  LeaseGrant GrantOf(uint64_t id, const Lease& lease) const;
+  LeaseGrant GrantOf(const Leases::Entry& lease) const;
 
   const LeaseLimits limits_;
   const LeaseTokens tokens_;
@@ -174,33 +153,9 @@ class LeaseTable final : public MemoryReclaimer {
 
   mutable absl::Mutex mutex_;
   Leases leases_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Place> places_ ABSL_GUARDED_BY(mutex_);  // host memory, then the devices
-  std::set<std::pair<absl::Time, uint64_t>> by_expiry_ ABSL_GUARDED_BY(mutex_);
-  absl::node_hash_map<std::string, Owner> owners_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, uint64_t> requests_ ABSL_GUARDED_BY(mutex_);  // owner + request
   std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);  // [lease % kRemembered]
   uint64_t next_lease_ ABSL_GUARDED_BY(mutex_) = 1;
-};
-
-// A thread that frees expired leases when no call does. A lease ends for its owner exactly at its
-// time, since each use checks it.
-class LeaseReaper {
- public:
-  static constexpr absl::Duration kPeriod = absl::Seconds(1);
-
-  // `leases` outlives it.
-  explicit LeaseReaper(LeaseTable& leases)
-      : thread_([this, &leases] {
-          while (!stop_.WaitForNotificationWithTimeout(kPeriod)) leases.Expire();
-        }) {}
-  ~LeaseReaper() {
-    stop_.Notify();
-    thread_.join();
-  }
-
- private:
-  absl::Notification stop_;
-  std::thread thread_;
 };
 
 }  // namespace attnd

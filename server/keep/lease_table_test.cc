@@ -107,7 +107,7 @@ TEST(LeaseTable, ExpiresAtItsTimeExactly) {
   EXPECT_EQ(t.pool.used(), 0);
 }
 
-TEST(LeaseTable, GivesMemoryBackWhenTheReaperLooks) {
+TEST(LeaseTable, GivesMemoryBackWhenExpireLooks) {
   World t;
   t.Grant("alice");
   t.clock.Advance(absl::Seconds(10));

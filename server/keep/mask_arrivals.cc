@@ -23,32 +23,28 @@ absl::Status NoRoom(absl::StatusCode code, absl::string_view reason, absl::strin
 absl::StatusOr<std::unique_ptr<MaskArrivals::Room>> MaskArrivals::Take(absl::string_view caller,
                                                                        int64_t bytes) {
   absl::MutexLock lock(&mutex_);
-  const auto own = callers_.find(caller);
-  const int64_t of_caller = (own == callers_.end() ? 0 : own->second) + bytes;
+  const int64_t of_caller = arriving_.Of(caller) + bytes;
   if (of_caller > caller_max_bytes_) {
     return NoRoom(absl::StatusCode::kResourceExhausted, reason::kTenantQuota, "one caller",
                   caller_max_bytes_, of_caller);
   }
-  if (bytes_ + bytes > max_bytes_) {
+  const int64_t of_all = arriving_.all() + bytes;
+  if (of_all > max_bytes_) {
     return NoRoom(absl::StatusCode::kUnavailable, reason::kMemoryPressure, "all callers",
-                  max_bytes_, bytes_ + bytes);
+                  max_bytes_, of_all);
   }
-  bytes_ += bytes;
-  callers_[std::string(caller)] = of_caller;
+  arriving_.Add(caller, bytes);
   return std::make_unique<Room>(*this, caller, bytes);
 }
 
 int64_t MaskArrivals::bytes() const {
   absl::MutexLock lock(&mutex_);
-  return bytes_;
+  return arriving_.all();
 }
 
 void MaskArrivals::Give(const std::string& caller, int64_t bytes) {
   absl::MutexLock lock(&mutex_);
-  bytes_ -= bytes;
-  const auto own = callers_.find(caller);
-  own->second -= bytes;
-  if (own->second == 0) callers_.erase(own);
+  arriving_.Add(caller, -bytes);
 }
 
 }  // namespace attnd

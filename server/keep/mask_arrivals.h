@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 
@@ -12,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "server/keep/caller_bytes.h"
 
 namespace attnd {
 
@@ -44,8 +44,7 @@ class MaskArrivals {
 
   const int64_t max_bytes_, caller_max_bytes_;
   mutable absl::Mutex mutex_;
-  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<std::string, int64_t, std::less<>> callers_ ABSL_GUARDED_BY(mutex_);
+  CallerBytes arriving_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace attnd

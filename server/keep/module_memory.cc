@@ -20,11 +20,6 @@ absl::Status Full(absl::string_view limit, const std::string& caller, int64_t by
 
 }  // namespace
 
-int64_t ModuleMemory::Of(const Account& account, const std::string& caller) {
-  auto of = account.by_caller.find(caller);
-  return of == account.by_caller.end() ? 0 : of->second;
-}
-
 ModuleMemory::Reservation& ModuleMemory::Reservation::operator=(Reservation&& other) noexcept {
   if (this == &other) return *this;
   Release();
@@ -46,14 +41,7 @@ void ModuleMemory::Reservation::Join(Reservation other) {
 void ModuleMemory::Reservation::Release() {
   if (memory_ == nullptr) return;
   absl::MutexLock lock(&memory_->mutex_);
-  for (size_t n = 0; n < bytes_.size(); ++n) {
-    if (bytes_[n] == 0) continue;
-    Account& account = memory_->accounts_[n];
-    account.used -= bytes_[n];
-    auto of = account.by_caller.find(caller_);
-    of->second -= bytes_[n];
-    if (of->second == 0) account.by_caller.erase(of);
-  }
+  for (size_t n = 0; n < bytes_.size(); ++n) memory_->accounts_[n].Add(caller_, -bytes_[n]);
   for (size_t n = 0; n < of_devices_.size(); ++n) memory_->device_free_[n] += of_devices_[n];
   memory_ = nullptr;
 }
@@ -66,8 +54,8 @@ MemoryBudget ModuleMemory::FreeFor(const std::string& caller) const {
   absl::MutexLock lock(&mutex_);
   std::vector<int64_t> of_devices = device_free_;
   for (int64_t& bytes : of_devices) bytes = std::max<int64_t>(bytes, 0);
-  const Account& account = accounts_[kModules];
-  return {std::min(limits_.bytes - account.used, limits_.caller_bytes - Of(account, caller)),
+  const CallerBytes& modules = accounts_[kModules];
+  return {std::min(limits_.bytes - modules.all(), limits_.caller_bytes - modules.Of(caller)),
           std::move(of_devices)};
 }
 
@@ -108,22 +96,21 @@ void ModuleMemory::LoseDevice(int device) {
 }
 
 absl::Status ModuleMemory::Check(int account, const std::string& caller, int64_t bytes) const {
-  const int64_t of_caller = limits_.caller_bytes - Of(accounts_[account], caller);
+  const int64_t of_caller = limits_.caller_bytes - accounts_[account].Of(caller);
   if (bytes > of_caller) return Full("caller_module_mib", caller, bytes, of_caller);
-  const int64_t of_all = limits_.bytes - accounts_[account].used;
+  const int64_t of_all = limits_.bytes - accounts_[account].all();
   if (bytes > of_all) return Full("module_memory_mib", caller, bytes, of_all);
   return absl::OkStatus();
 }
 
 void ModuleMemory::Add(int account, int64_t bytes, Reservation& to) {
-  accounts_[account].used += bytes;
-  accounts_[account].by_caller[to.caller_] += bytes;
+  accounts_[account].Add(to.caller_, bytes);
   to.bytes_[account] += bytes;
 }
 
 int64_t ModuleMemory::used() const {
   absl::MutexLock lock(&mutex_);
-  return accounts_[0].used + accounts_[1].used;
+  return accounts_[0].all() + accounts_[1].all();
 }
 
 }  // namespace attnd

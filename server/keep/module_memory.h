@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "modules/module_engine.h"
+#include "server/keep/caller_bytes.h"
 
 namespace attnd {
 
@@ -66,12 +66,7 @@ class ModuleMemory {
   int64_t used() const;  // of modules and copies
 
  private:
-  struct Account {
-    int64_t used = 0;
-    absl::flat_hash_map<std::string, int64_t> by_caller;  // those above 0
-  };
   static constexpr int kModules = 0;
-  static int64_t Of(const Account& account, const std::string& caller);
   int copies() const { return IsShared() ? kModules : 1; }
   absl::Status Check(int account, const std::string& caller, int64_t bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -80,7 +75,7 @@ class ModuleMemory {
   const ModuleMemoryLimits limits_;
   mutable absl::Mutex mutex_;
   std::vector<int64_t> device_free_ ABSL_GUARDED_BY(mutex_);  // below 0: of a lost device
-  std::array<Account, 2> accounts_ ABSL_GUARDED_BY(mutex_);
+  std::array<CallerBytes, 2> accounts_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace attnd

@@ -1,6 +1,8 @@
 // Metrics: every series that the daemon exposes, its name, unit, labels and buckets;
-// docs/METRICS.md explains them. Series exist from the start (those of a kernel since its first
-// launch), so the request path adds to them and looks none up. Prefix attnd_. Any thread.
+// docs/METRICS.md explains them. Calls of attention add to the series of this class, callers' to
+// CallerMetrics, modules' to ModuleMetrics; what is read at a scrape is in SampledMetrics. Series
+// exist from the start (those of a kernel since its first launch), so the request path adds to them
+// and looks none up. Prefix attnd_. Any thread.
 #pragma once
 
 #include <prometheus/collectable.h>
@@ -14,6 +16,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +28,7 @@
 #include "kernels/backend.h"
 #include "server/call/call.h"
 #include "server/metrics/caller_metrics.h"
+#include "server/metrics/module_metrics.h"
 #include "server/metrics/sampled_metrics.h"
 
 namespace attnd {
@@ -83,10 +87,12 @@ class Metrics {
     return {registry_, sampled_};
   }
 
-  // For rooms that make series of their own.
-  prometheus::Registry& registry() { return *registry_; }
-
   CallerMetrics& callers() { return callers_; }
+  // Makes the series of the service Modules, once, where it is served. `devices`: what may compute
+  // them.
+  ModuleMetrics& AddModules(const std::vector<std::string>& devices) {
+    return modules_.emplace(*registry_, devices);
+  }
 
   void CallStarted(Method method);
   // `reason` is empty for OK; it chooses the series of rejected requests.
@@ -172,6 +178,7 @@ class Metrics {
   const std::shared_ptr<prometheus::Registry> registry_;
   const std::shared_ptr<SampledMetrics> sampled_;
   CallerMetrics callers_;
+  std::optional<ModuleMetrics> modules_;
 
   Counters requests_;                                      // [method][code]
   Histograms durations_;                                   // [method]

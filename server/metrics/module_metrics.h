@@ -1,4 +1,4 @@
-// ModuleMetrics: the series of the service Modules (docs/METRICS.md). No names of modules in
+// ModuleMetrics: the part of Metrics that the service Modules adds to. No names of modules in
 // labels. Any thread.
 #pragma once
 
@@ -46,7 +46,7 @@ enum class StateFound : uint8_t { kLoaded, kDamaged };
 
 class ModuleMetrics {
  public:
-  // `devices`: what may compute them.
+  // See Metrics::AddModules.
   ModuleMetrics(prometheus::Registry& registry, const std::vector<std::string>& devices);
 
   void CallFinished(ModuleMethod method, const absl::Status& status);

@@ -33,7 +33,7 @@ CallStream::CallStream(const StreamDeps& deps, grpc::CallbackServerContext& cont
                        const grpc::ByteBuffer* request)
     : WatchedCall(deps.clock),
       deps_(deps),
-      open_(deps.open_calls),
+      open_(deps.calls.open()),
       context_(context),
       unix_socket_(absl::StartsWith(context.peer(), "unix:")),
       deadline_(DeadlineOf(context)) {
@@ -44,7 +44,7 @@ CallStream::CallStream(const StreamDeps& deps, grpc::CallbackServerContext& cont
     arrived_bytes_ = request->Length();
     read_all_ = true;
   }
-  deps_.call_watch.Add(*this);
+  deps_.calls.watch().Add(*this);
 }
 
 void CallStream::Begin(std::function<void()> run_handler) {
@@ -193,7 +193,7 @@ void CallStream::Cancelled() {
 }
 
 void CallStream::Done() {
-  deps_.call_watch.Remove(*this);
+  deps_.calls.watch().Remove(*this);
   Release();
 }
 

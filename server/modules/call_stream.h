@@ -27,6 +27,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/call_watch.h"
+#include "server/rpc/calls.h"
 #include "server/rpc/open_calls.h"
 
 namespace attnd {
@@ -35,8 +36,7 @@ namespace attnd {
 struct StreamDeps {
   const Clock& clock;
   Metrics& metrics;
-  CallWatch& call_watch;
-  OpenCalls& open_calls;
+  Calls& calls;
 };
 
 class CallStream : public WatchedCall {

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -18,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "base/large_buffer.h"
 #include "base/safetensors.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
@@ -60,6 +62,13 @@ std::vector<Part> PartsOf(const ModuleDescription& module) {
     }
   }
   return parts;
+}
+
+// The bytes of the largest.
+int64_t LargestPart(const ModuleDescription& module) {
+  int64_t most = 0;
+  for (const Part& part : PartsOf(module)) most = std::max(most, part.bytes);
+  return most;
 }
 
 ElementType ElementOf(const Part& part, const ModuleDescription& module) {
@@ -221,9 +230,9 @@ absl::StatusOr<std::optional<SavedChange>> ModuleState::Load(ModuleInstance& ins
   ASSIGN_OR_RETURN(const Json metadata, CheckStateHeader(path, text, description, module_));
   int64_t optimizer_step = 0;
   ASSIGN_OR_RETURN(SavedChange change, ChangeOf(path, metadata, &optimizer_step));
-  std::vector<std::byte> bytes;
+  ASSIGN_OR_RETURN(const LargeBuffer buffer, LargeBuffer::Make(LargestPart(description)));
   for (const Part& part : PartsOf(description)) {
-    bytes.resize(static_cast<size_t>(part.bytes));
+    const absl::Span<std::byte> bytes(buffer.data(), static_cast<size_t>(part.bytes));
     if (!file.read(reinterpret_cast<char*>(bytes.data()), part.bytes)) {
       return absl::InternalError(absl::StrCat(path, ": it is cut off"));
     }
@@ -254,12 +263,11 @@ absl::Status ModuleState::SaveInto(const std::string& slot, const ModuleInstance
     const std::string header = HeaderOf(instance, module_, change);
     file << header;
     digest.Add(header);
-    std::vector<std::byte> bytes;
     const ModuleDescription& description = instance.description();
+    ASSIGN_OR_RETURN(const LargeBuffer buffer, LargeBuffer::Make(LargestPart(description)));
     for (const Part& part : PartsOf(description)) {
-      bytes.resize(static_cast<size_t>(part.bytes));
-      absl::Span<std::byte> span(bytes);
-      RETURN_IF_ERROR(instance.Get(part.entry, part.role, ElementOf(part, description), span));
+      const absl::Span<std::byte> bytes(buffer.data(), static_cast<size_t>(part.bytes));
+      RETURN_IF_ERROR(instance.Get(part.entry, part.role, ElementOf(part, description), bytes));
       file.write(reinterpret_cast<const char*>(bytes.data()), part.bytes);
       digest.Add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
     }

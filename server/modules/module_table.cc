@@ -40,16 +40,7 @@ ModuleTable::ModuleTable(const ModuleOptions& options, const TokenIssuer& issuer
       memory_(options.memory),
       tokens_(issuer),
       activation_tokens_(issuer),
-      reaper_([this] { ExpireUntilStopped(); }) {}
-
-ModuleTable::~ModuleTable() {
-  stop_.Notify();
-  reaper_.join();
-}
-
-void ModuleTable::ExpireUntilStopped() {
-  while (!stop_.WaitForNotificationWithTimeout(kReapEvery)) Expire();
-}
+      expires_(kReapEvery, [this] { Expire(); }) {}
 
 absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::Register(const std::string& caller,
                                                                         const std::string& name,

@@ -17,16 +17,15 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/periodic.h"
 #include "server/keep/lease_token.h"
 #include "server/modules/registered_module.h"
 
@@ -49,7 +48,6 @@ inline constexpr absl::Duration kMaxModuleTtl = absl::Hours(24 * 7);
 class ModuleTable {
  public:
   ModuleTable(const ModuleOptions& options, const TokenIssuer& issuer, const Clock& clock);
-  ~ModuleTable();
 
   ModuleMemory& memory() { return memory_; }
   const Clock& clock() const { return clock_; }
@@ -100,7 +98,6 @@ class ModuleTable {
   std::vector<std::shared_ptr<RegisteredModule>> All() const;
   void End(std::shared_ptr<RegisteredModule> module, const std::string& cause)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ExpireUntilStopped();
 
   const ModuleOptions options_;
   const Clock& clock_;
@@ -112,8 +109,7 @@ class ModuleTable {
   std::map<Key, std::shared_ptr<RegisteredModule>> by_name_ ABSL_GUARDED_BY(mutex_);  // and calls
   std::map<uint64_t, std::shared_ptr<RegisteredModule>> by_id_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::pair<uint64_t, std::string>> ended_ ABSL_GUARDED_BY(mutex_);  // how, the last
-  absl::Notification stop_;
-  std::thread reaper_;
+  Periodic expires_;
 };
 
 }  // namespace attnd

@@ -84,7 +84,8 @@ void ModulesService::Finish(ModuleMethod method, CallStream& stream, const std::
   if (!status.ok()) severity = Severity::kInfo;
   if (status.code() == absl::StatusCode::kInternal) severity = Severity::kWarning;
   if (deps_.log.Writes(severity)) {
-    const std::optional<int64_t> left_out = deps_.log_limit.Take(deps_.streams.clock.Now());
+    const std::optional<int64_t> left_out =
+        deps_.streams.calls.log_limit().Take(deps_.streams.clock.Now());
     if (left_out.has_value()) {
       deps_.log.Log(severity, "module_call",
                     {{"method", ModuleMethodName(method)},

@@ -12,12 +12,11 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/log.h"
+#include "base/task_queue.h"
 #include "proto/attnd/v1/module.grpc.pb.h"
+#include "server/metrics/module_metrics.h"
 #include "server/modules/call_stream.h"
 #include "server/modules/module_calls.h"
-#include "server/metrics/module_metrics.h"
-#include "server/rpc/call_log_limit.h"
-#include "server/rpc/transfer_pool.h"
 #include "server/security/auth.h"
 
 namespace attnd {
@@ -43,7 +42,6 @@ class ModulesService final : public ModulesServiceBase {
     const Authenticator& auth;
     ModuleMetrics& metrics;
     Logger& log;
-    CallLogLimit& log_limit;
     absl::Duration longest;  // a call's deadline at most
   };
   explicit ModulesService(const Deps& deps) : deps_(deps), threads_(kMaxModuleCalls) {}
@@ -80,7 +78,7 @@ class ModulesService final : public ModulesServiceBase {
   absl::Mutex mutex_;
   int open_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<std::string, int> open_of_ ABSL_GUARDED_BY(mutex_);
-  TransferPool threads_;
+  TaskQueue threads_;
 };
 
 }  // namespace attnd

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "proto/attnd/v1/chunk_framing.h"
@@ -24,6 +25,7 @@ namespace {
 using Put = v1::PutTensorsRequest;
 
 constexpr uint32_t kMaxShards = 64;
+constexpr int kTensorKinds = static_cast<int>(TensorRole::kMoment2Max) + 1;
 
 // Reads what follows the header of a PutTensors.
 class PutReader {
@@ -211,6 +213,10 @@ absl::Status CheckGet(const v1::GetTensorsRequest& request, const WeightTable& t
     return FieldError(reason::kBadField, "shard", "less than shards",
                       absl::StrCat(request.shard()));
   }
+  if (request.kind_size() > kTensorKinds) {
+    return FieldError(reason::kBadField, "kind", absl::StrCat("at most ", kTensorKinds, " kinds"),
+                      absl::StrCat(request.kind_size()));
+  }
   for (int n = 0; n < request.name_size(); ++n) {
     if (table.Find(request.name(n)) != nullptr) continue;
     return FieldError(reason::kBadField, absl::StrCat("name[", n, "]"),
@@ -219,33 +225,47 @@ absl::Status CheckGet(const v1::GetTensorsRequest& request, const WeightTable& t
   return absl::OkStatus();
 }
 
-// Tensors go to the shard that has the fewest bytes yet, the first of them.
-absl::StatusOr<std::vector<v1::TensorHeader>> WantedTensors(const v1::GetTensorsRequest& request,
-                                                     const ModuleDescription& module) {
+// Each once, in the request's order.
+absl::StatusOr<std::vector<TensorRole>> RolesOf(const v1::GetTensorsRequest& request) {
+  if (request.kind().empty()) return std::vector<TensorRole>{TensorRole::kWeight};
+  std::vector<TensorRole> roles;
+  for (const int kind : request.kind()) {
+    ASSIGN_OR_RETURN(const TensorRole role, DecodeTensorKind(static_cast<v1::TensorKind>(kind)));
+    if (!absl::c_linear_search(roles, role)) roles.push_back(role);
+  }
+  return roles;
+}
+
+struct WantedTensor {
+  const WeightEntry* entry;
+  TensorRole role;
+};
+
+// At most the module's own tensors, however long the request is: no memory is reserved for this
+// list. Tensors go to the shard that has the fewest bytes yet, the first of them.
+absl::StatusOr<std::vector<WantedTensor>> WantedTensors(const v1::GetTensorsRequest& request,
+                                                        const ModuleDescription& module) {
   RETURN_IF_ERROR(CheckGet(request, module.table));
-  std::vector<int> kinds(request.kind().begin(), request.kind().end());
-  if (kinds.empty()) kinds = {v1::TENSOR_KIND_WEIGHT};
+  ASSIGN_OR_RETURN(const std::vector<TensorRole> roles, RolesOf(request));
   const std::set<std::string> names(request.name().begin(), request.name().end());
   std::vector<int64_t> dealt(std::max(request.shards(), 1u), 0);
-  std::vector<v1::TensorHeader> wanted;
-  for (const int kind : kinds) {
-    ASSIGN_OR_RETURN(const TensorRole role, DecodeTensorKind(static_cast<v1::TensorKind>(kind)));
+  std::vector<WantedTensor> wanted;
+  for (const TensorRole role : roles) {
     for (const WeightEntry& entry : module.table.entries()) {
       const bool named = names.empty() || names.contains(entry.name);
       if (!named || !HasTensor(module, entry, role)) continue;
       const auto shard = std::min_element(dealt.begin(), dealt.end());
       *shard += entry.elements;
       if (shard - dealt.begin() != static_cast<int64_t>(request.shard())) continue;
-      wanted.push_back(HeaderOf(module, entry, role, request.element()));
+      wanted.push_back({&entry, role});
     }
   }
   return wanted;
 }
 
-absl::Status SendTensor(CallStream& stream, const v1::TensorHeader& header,
-                        const TensorCopy& tensor) {
+absl::Status SendTensor(CallStream& stream, v1::TensorHeader header, const TensorCopy& tensor) {
   v1::GetTensorsResponse message;
-  *message.mutable_tensor() = header;
+  *message.mutable_tensor() = std::move(header);
   message.mutable_tensor()->set_digest(tensor.Digest());
   RETURN_IF_ERROR(Reply(stream, message));
   for (int64_t at = 0; at < tensor.size(); at += kChunkBytes) {
@@ -264,13 +284,17 @@ absl::Status ModuleCalls::GetTensors(ModuleCall& call) {
   v1::GetTensorsRequest request;
   RETURN_IF_ERROR(ReadRequest(call.stream, request));
   ASSIGN_OR_RETURN(const Module module, deps_.table.Find(request.token(), call.caller));
-  ASSIGN_OR_RETURN(const std::vector<v1::TensorHeader> wanted,
-                   WantedTensors(request, module->description()));
+  const ModuleDescription& description = module->description();
+  ASSIGN_OR_RETURN(const std::vector<WantedTensor> wanted, WantedTensors(request, description));
   std::optional<uint64_t> sequence;
   if (request.has_sequence()) sequence = request.sequence();
   RETURN_IF_ERROR(module->CheckSequence(sequence));
+  const auto header_of = [&](const WantedTensor& tensor) {
+    return HeaderOf(description, *tensor.entry, tensor.role, request.element());
+  };
   std::vector<TensorCopy> tensors;
-  for (const v1::TensorHeader& header : wanted) {
+  for (const WantedTensor& wish : wanted) {
+    const v1::TensorHeader header = header_of(wish);
     ASSIGN_OR_RETURN(TensorCopy tensor, TensorCopy::Make(header, *module, deps_.table.memory()));
     tensors.push_back(std::move(tensor));
   }
@@ -287,7 +311,7 @@ absl::Status ModuleCalls::GetTensors(ModuleCall& call) {
   }
   RETURN_IF_ERROR(Reply(call.stream, first));
   for (size_t n = 0; n < tensors.size(); ++n) {
-    RETURN_IF_ERROR(SendTensor(call.stream, wanted[n], tensors[n]));
+    RETURN_IF_ERROR(SendTensor(call.stream, header_of(wanted[n]), tensors[n]));
   }
   return absl::OkStatus();
 }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
+#include "server/modules/module_errors.h"
 #include "server/modules/running_digest.h"
 
 namespace attnd {
@@ -81,7 +82,9 @@ absl::StatusOr<TensorCopy> TensorCopy::Make(const v1::TensorHeader& header,
   copy.entry = entry - description.table.entries().data();
   const int64_t bytes = entry->elements * ElementBytes(copy.element);
   ASSIGN_OR_RETURN(copy.reserved, memory.Reserve(module.record().caller, bytes));
-  copy.data = std::make_unique<std::byte[]>(static_cast<size_t>(bytes));
+  absl::StatusOr<LargeBuffer> data = LargeBuffer::Make(bytes);
+  if (!data.ok()) return OfEngine(data.status());
+  copy.data = *std::move(data);
   return copy;
 }
 

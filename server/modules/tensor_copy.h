@@ -4,11 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/large_buffer.h"
 #include "modules/module_engine.h"
 #include "proto/attnd/v1/module.pb.h"
 #include "server/keep/module_memory.h"
@@ -30,7 +30,7 @@ struct TensorCopy {
   static absl::StatusOr<TensorCopy> Make(const v1::TensorHeader& header,
                                          const RegisteredModule& module, ModuleMemory& memory);
 
-  std::byte* bytes() const { return data.get(); }
+  std::byte* bytes() const { return data.data(); }
   int64_t size() const { return reserved.bytes(); }
   std::string Digest() const;  // SHA-256
 
@@ -38,7 +38,7 @@ struct TensorCopy {
   TensorRole role = TensorRole::kWeight;
   ElementType element = ElementType::kFloat32;
   ModuleMemory::Reservation reserved;
-  std::unique_ptr<std::byte[]> data;
+  LargeBuffer data;
 };
 
 }  // namespace attnd

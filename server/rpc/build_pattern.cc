@@ -14,7 +14,7 @@ namespace {
 constexpr int kMaxReleasedMaps = 1024;  // of one call
 
 absl::StatusOr<PooledMap> PoolKept(const v1::BuildPatternRequest& wire, absl::string_view caller,
-                                   MapStore& maps) {
+                                   MapTable& maps) {
   ASSIGN_OR_RETURN(const auto kept, maps.Find(wire.token(), caller, "token"));
   const MapShape shape = {kept->rows, kept->keys, wire.block()};
   if (shape.block < 1 || shape.block > kMaxCaptureLength) {
@@ -31,7 +31,7 @@ absl::StatusOr<PooledMap> PoolKept(const v1::BuildPatternRequest& wire, absl::st
 }
 
 absl::StatusOr<v1::BuildPatternResponse> Build(const v1::BuildPatternRequest& wire,
-                                               absl::string_view caller, MapStore& maps) {
+                                               absl::string_view caller, MapTable& maps) {
   ASSIGN_OR_RETURN(const PooledMap map,
                    wire.token().empty() ? DecodePooled(wire) : PoolKept(wire, caller, maps));
   return BuildPattern(wire, map);
@@ -41,7 +41,7 @@ absl::StatusOr<v1::BuildPatternResponse> Build(const v1::BuildPatternRequest& wi
 
 absl::StatusOr<v1::BuildPatternResponse> BuildPatternOfCaller(const grpc::ByteBuffer& request,
                                                               absl::string_view caller,
-                                                              MapStore& maps) {
+                                                              MapTable& maps) {
   v1::BuildPatternRequest wire;
   RETURN_IF_ERROR(DecodeSmall(request, wire));
   if (wire.token().empty() == wire.pooled().empty()) {
@@ -54,7 +54,7 @@ absl::StatusOr<v1::BuildPatternResponse> BuildPatternOfCaller(const grpc::ByteBu
 }
 
 absl::Status ReleaseCapture(const grpc::ByteBuffer& request, absl::string_view caller,
-                            MapStore& maps) {
+                            MapTable& maps) {
   v1::ReleaseCaptureRequest wire;
   RETURN_IF_ERROR(DecodeSmall(request, wire));
   if (wire.tokens_size() > kMaxReleasedMaps) {

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/attnd/v1/attention.pb.h"
-#include "server/keep/map_store.h"
+#include "server/keep/map_table.h"
 
 namespace attnd {
 
@@ -16,10 +16,10 @@ namespace attnd {
 // FAILED_PRECONDITION CAPTURE_LOST. The map of 4096 rows and keys takes half a second.
 absl::StatusOr<v1::BuildPatternResponse> BuildPatternOfCaller(const grpc::ByteBuffer& request,
                                                               absl::string_view caller,
-                                                              MapStore& maps);
+                                                              MapTable& maps);
 
 // `request`: an attnd.v1.ReleaseCaptureRequest.
 absl::Status ReleaseCapture(const grpc::ByteBuffer& request, absl::string_view caller,
-                            MapStore& maps);
+                            MapTable& maps);
 
 }  // namespace attnd

@@ -4,16 +4,9 @@
 
 namespace attnd {
 
-CallWatch::CallWatch(const TransferLimits& limits) : limits_(limits), thread_([this] { Main(); }) {}
-
-CallWatch::~CallWatch() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-    stop_.Signal();
-  }
-  thread_.join();
-}
+CallWatch::CallWatch(const TransferLimits& limits)
+    : limits_(limits),
+      looks_(std::min(limits.idle / 4, absl::Seconds(1)), [this] { Look(); }) {}
 
 void CallWatch::Add(WatchedCall& call) {
   absl::MutexLock lock(&mutex_);
@@ -25,14 +18,11 @@ void CallWatch::Remove(WatchedCall& call) {
   calls_.erase(&call);
 }
 
-void CallWatch::Main() {
+void CallWatch::Look() {
   absl::MutexLock lock(&mutex_);
-  while (!stopping_) {
-    stop_.WaitWithTimeout(&mutex_, std::min(limits_.idle / 4, absl::Seconds(1)));
-    for (WatchedCall* call : calls_) {
-      const absl::Status status = call->progress()->Check(limits_);
-      if (!status.ok()) call->Cut(status);
-    }
+  for (WatchedCall* call : calls_) {
+    const absl::Status status = call->progress()->Check(limits_);
+    if (!status.ok()) call->Cut(status);
   }
 }
 

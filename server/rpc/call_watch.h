@@ -5,13 +5,13 @@
 
 #include <memory>
 #include <set>
-#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/periodic.h"
 #include "server/call/transfer_progress.h"
 
 namespace attnd {
@@ -33,21 +33,18 @@ class WatchedCall {
 class CallWatch {
  public:
   explicit CallWatch(const TransferLimits& limits);
-  ~CallWatch();
 
   void Add(WatchedCall& call);
   // When it returns the watch holds the call no more.
   void Remove(WatchedCall& call);
 
  private:
-  void Main();
+  void Look();
 
   const TransferLimits limits_;
   absl::Mutex mutex_;
-  absl::CondVar stop_;
   std::set<WatchedCall*> calls_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  Periodic looks_;
 };
 
 }  // namespace attnd

@@ -54,7 +54,7 @@ absl::StatusOr<v1::CompileMaskResponse> CompileMask(const grpc::ByteBuffer& requ
                       absl::StrCat(wire.mask_data().size(), " bytes"));
   };
   ASSIGN_OR_RETURN(const DecodedProblem decoded,
-                   DecodeProblem(wire.problem(), {deps.masks, caller}, read));
+                   DecodeProblem(wire.problem(), {deps.keep.masks(), caller}, read));
   if (decoded.mask_data_bytes == 0) {
     RETURN_IF_ERROR(RefuseMaskData(static_cast<int64_t>(wire.mask_data().size())));
   }
@@ -73,7 +73,7 @@ absl::StatusOr<v1::CompileMaskResponse> CompileMask(const grpc::ByteBuffer& requ
   for (const NamedEngine& device : deps.engines) {
     v1::MaskOnDevice& report = *reply.add_device();
     report.set_device(device.name);
-    const absl::Status status = Describe(device, problem, deps.masks.plans(), report);
+    const absl::Status status = Describe(device, problem, deps.keep.masks().plans(), report);
     if (!status.ok()) report.set_reason(std::string(status.message()));
   }
   return reply;

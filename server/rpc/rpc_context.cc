@@ -18,7 +18,7 @@ namespace attnd {
 RpcContext::RpcContext(const ServiceDeps& deps, grpc::ServerContextBase& context,
                        Direction direction, uint64_t id)
     : deps_(deps),
-      open_(deps.open_calls),
+      open_(deps.calls.open()),
       context_(context),
       direction_(direction),
       id_(id),
@@ -35,7 +35,7 @@ absl::Status RpcContext::Identify() {
 }
 
 CallersMasks RpcContext::masks(bool* takes_long) const {
-  return {.store = deps_.masks,
+  return {.table = deps_.keep.masks(),
           .caller = caller_,
           .takes_long = takes_long,
           .is_repeated = takes_long == nullptr,
@@ -50,7 +50,7 @@ absl::StatusOr<AdmittedCall> RpcContext::Admit(AttentionCall call, ReplySink& si
   RETURN_IF_ERROR(deps_.shared_memory.FindFor(call, caller_, unix_socket_, memory));
   deps_.metrics.SharedReceived(call.shared_input_bytes());
   used_.received_bytes += call.shared_input_bytes();
-  RETURN_IF_ERROR(deps_.leases.FindFor(call, caller_, memory));
+  RETURN_IF_ERROR(deps_.keep.leases().FindFor(call, caller_, memory));
   RETURN_IF_ERROR(FindCapture(call, memory));
   CallContext context{.id = id_,
                       .caller = caller_,
@@ -58,9 +58,10 @@ absl::StatusOr<AdmittedCall> RpcContext::Admit(AttentionCall call, ReplySink& si
                       .received_at = received_at_,
                       .sink = &sink,
                       .streamed = streamed};
-  ASSIGN_OR_RETURN(AdmittedCall admitted,
-                   deps_.admission.Admit(std::move(call), std::move(context), std::move(memory)));
-  RETURN_IF_ERROR(TakePlaces(admitted, deps_.staging, &deps_.leases));
+  ASSIGN_OR_RETURN(
+      AdmittedCall admitted,
+      deps_.calls.admission().Admit(std::move(call), std::move(context), std::move(memory)));
+  RETURN_IF_ERROR(TakePlaces(admitted, deps_.staging, &deps_.keep.leases()));
   deps_.metrics.CallAdmitted(admitted.call());
   return admitted;
 }
@@ -71,11 +72,12 @@ absl::Status RpcContext::FindCapture(const AttentionCall& call, CallMemory& memo
   if (wish == nullptr) return absl::OkStatus();
   const Problem& p = call.problem();
   if (wish->keep) {
-    RETURN_IF_ERROR(deps_.maps.MayKeep(p.q_len * p.kv_len * static_cast<int64_t>(sizeof(float))));
+    RETURN_IF_ERROR(
+        deps_.keep.maps().MayKeep(p.q_len * p.kv_len * static_cast<int64_t>(sizeof(float))));
   }
   if (wish->previous.empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(memory.previous_map,
-                   deps_.maps.Find(wish->previous, caller_, "capture.previous"));
+                   deps_.keep.maps().Find(wish->previous, caller_, "capture.previous"));
   if (memory.previous_map->rows == p.q_len && memory.previous_map->keys == p.kv_len) {
     return absl::OkStatus();
   }
@@ -174,7 +176,7 @@ void RpcContext::Log(absl::Duration took, absl::string_view reason) {
   if (!status_.ok()) severity = Severity::kInfo;
   if (slow || status_.code() == absl::StatusCode::kInternal) severity = Severity::kWarning;
   if (!deps_.log.Writes(severity)) return;
-  std::optional<int64_t> left_out = deps_.log_limit.Take(deps_.clock.Now());
+  std::optional<int64_t> left_out = deps_.calls.log_limit().Take(deps_.clock.Now());
   if (!left_out.has_value()) return;
   deps_.log.Log(severity, slow ? "slow_call" : "call",
                 {{"method", MethodName(MethodOf(direction_))},

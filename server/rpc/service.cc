@@ -116,7 +116,7 @@ grpc::ServerUnaryReactor* AttentionService::AnswerLong(
     return reactor;
   }
   const absl::Status taken =
-      deps_.mask_workers.Run(*call.caller, [this, context, call, work = std::move(work)] {
+      deps_.calls.mask_workers().Run(*call.caller, [this, context, call, work = std::move(work)] {
         Finish(call, context->IsCancelled() ? GaveUp() : work(*call.caller));
       });
   if (!taken.ok()) Finish(call, taken);
@@ -141,7 +141,7 @@ grpc::ServerUnaryReactor* AttentionService::BuildPattern(grpc::CallbackServerCon
   return AnswerLong(context, Method::kBuildPattern,
                     [this, request, reply](const std::string& caller) -> absl::Status {
                       ASSIGN_OR_RETURN(const v1::BuildPatternResponse wire,
-                                       BuildPatternOfCaller(*request, caller, deps_.maps));
+                                       BuildPatternOfCaller(*request, caller, deps_.keep.maps()));
                       *reply = EncodeSmall(wire);
                       return absl::OkStatus();
                     });
@@ -152,7 +152,7 @@ grpc::ServerUnaryReactor* AttentionService::ReleaseCapture(grpc::CallbackServerC
                                                            grpc::ByteBuffer* reply) {
   return AnswerSmall(context, Method::kReleaseCapture,
                      [&](const std::string& caller) -> absl::Status {
-                       RETURN_IF_ERROR(attnd::ReleaseCapture(*request, caller, deps_.maps));
+                       RETURN_IF_ERROR(attnd::ReleaseCapture(*request, caller, deps_.keep.maps()));
                        *reply = EncodeSmall(v1::ReleaseCaptureResponse());
                        return absl::OkStatus();
                      });
@@ -162,7 +162,7 @@ absl::StatusOr<LeaseGrant> AttentionService::Renew(const grpc::ByteBuffer& reque
                                                    const std::string& caller) {
   v1::RenewResidualRequest wire;
   RETURN_IF_ERROR(DecodeSmall(request, wire));
-  auto lease = deps_.leases.Renew(wire.token(), caller, absl::Milliseconds(wire.ttl_ms()));
+  auto lease = deps_.keep.leases().Renew(wire.token(), caller, absl::Milliseconds(wire.ttl_ms()));
   if (!lease.ok()) return InField("token", lease.status());
   return lease;
 }
@@ -175,11 +175,11 @@ absl::Status AttentionService::Release(const grpc::ByteBuffer& request, const st
                       absl::StrCat(wire.tokens_size()));
   }
   if (!wire.token().empty() || wire.tokens().empty()) {
-    RETURN_IF_ERROR(InField("token", deps_.leases.Release(wire.token(), caller)));
+    RETURN_IF_ERROR(InField("token", deps_.keep.leases().Release(wire.token(), caller)));
   }
   for (int n = 0; n < wire.tokens_size(); ++n) {
-    RETURN_IF_ERROR(
-        InField(absl::StrCat("tokens[", n, "]"), deps_.leases.Release(wire.tokens(n), caller)));
+    RETURN_IF_ERROR(InField(absl::StrCat("tokens[", n, "]"),
+                            deps_.keep.leases().Release(wire.tokens(n), caller)));
   }
   return absl::OkStatus();
 }

@@ -39,7 +39,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
              uint64_t id)
       : WatchedCall(deps.clock), record_(deps, context, direction, id), context_(context) {
     progress()->CallBegan(record_.received_at());
-    deps.call_watch.Add(*this);
+    deps.calls.watch().Add(*this);
   }
 
   void Start() {
@@ -64,7 +64,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     if (!result.ok()) return FinishOnce(result.status());
     auto shared = std::make_shared<Result>(*std::move(result));
     if (shared->call().output_bytes() <= kBytesAtOnce) return Send(std::move(*shared));
-    record_.deps().transfer_pool.Run([this, shared] { Send(std::move(*shared)); });
+    record_.deps().calls.transfers().Run([this, shared] { Send(std::move(*shared)); });
   }
 
   void OnWriteDone(bool ok) override {
@@ -93,7 +93,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   }
 
   void OnDone() override {
-    record_.deps().call_watch.Remove(*this);  // cut_ does not change from here on
+    record_.deps().calls.watch().Remove(*this);  // cut_ does not change from here on
     if (!cut_.ok()) record_.Failed(cut_);
     record_.Close();
     Release();
@@ -169,7 +169,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   }
 
   absl::StatusOr<Piece> AwaitMaskData(int64_t bytes) {
-    ASSIGN_OR_RETURN(mask_room_, record_.deps().mask_arrivals.Take(record_.caller(), bytes));
+    ASSIGN_OR_RETURN(mask_room_, record_.deps().keep.mask_arrivals().Take(record_.caller(), bytes));
     const TensorSpec data = MaskDataInput(bytes);
     sequence_ = ChunkSequence(absl::MakeConstSpan(&data, 1));
     return Piece{};
@@ -190,7 +190,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     progress()->Pause();
     if (!Enter(Phase::kPreparing, {Phase::kReading})) return EndReading(absl::CancelledError());
     ++lives_;
-    const absl::Status accepted = record_.deps().mask_workers.Run(record_.caller(), [this] {
+    const absl::Status accepted = record_.deps().calls.mask_workers().Run(record_.caller(), [this] {
       const absl::StatusOr<Piece> taken =
           cancelled_ ? record_.Stopped(WorkStage::kReceive) : TakeHeader(nullptr);
       if (taken.ok()) {

@@ -90,9 +90,9 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
     queue_.AwaitCall(direction_);
     record_.emplace(deps(), context_, direction_, queue_.service().NextId());
     progress()->CallBegan(record_->received_at());
-    deps().call_watch.Add(*this);
+    deps().calls.watch().Add(*this);
     if (request_.Length() <= kBytesAtOnce) return Work();
-    deps().transfer_pool.Run([this] { Work(); });
+    deps().calls.transfers().Run([this] { Work(); });
   }
 
   void Work() {
@@ -102,7 +102,7 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
     bool takes_long = false;
     absl::StatusOr<AdmittedCall> call = Accept(&takes_long);
     if (!takes_long) return Take(std::move(call));
-    const absl::Status taken = deps().mask_workers.Run(record_->caller(), [this] {
+    const absl::Status taken = deps().calls.mask_workers().Run(record_->caller(), [this] {
       Take(cancelled_ ? record_->Stopped(WorkStage::kReceive) : Accept(nullptr));
     });
     if (!taken.ok()) Take(taken);
@@ -137,7 +137,7 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
     if (bytes <= kBytesAtOnce) return Send(*std::move(result));
     // shared_ptr: std::function wants what it holds to be copyable.
     auto shared = std::make_shared<Result>(*std::move(result));
-    deps().transfer_pool.Run([this, shared] { Send(std::move(*shared)); });
+    deps().calls.transfers().Run([this, shared] { Send(std::move(*shared)); });
   }
 
   void Send(Result result) {
@@ -175,7 +175,7 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
 
   void LetGo() {
     if (--holders_ > 0) return;
-    deps().call_watch.Remove(*this);
+    deps().calls.watch().Remove(*this);
     if (!cut_.ok()) record_->Failed(cut_);
     record_->Close();
     Queue& queue = queue_;

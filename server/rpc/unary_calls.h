@@ -2,8 +2,8 @@
 //
 // A queue has one thread, which takes a call, computes it where it is small and the engine is idle,
 // and sends its reply, so that a small call wakes no other thread. It spins shortly before it
-// blocks (SpinWait). Large requests are copied, and large replies sent, by the transfer pool; masks
-// that are not compiled yet have MaskWorkers. The callback API would hand each call to one of
+// blocks (SpinWait). Large requests are copied, and large replies sent, on ServiceDeps::transfers;
+// masks that are not compiled yet have MaskWorkers. The callback API would hand each call to one of
 // gRPC's threads; for streams, which move much, that is the faster way.
 //
 //   builder → UnaryCalls → BuildAndStart → Start → ... → server's Shutdown → ~UnaryCalls

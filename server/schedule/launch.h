@@ -14,8 +14,8 @@
 #include "kernels/backend.h"
 #include "server/admission/admission.h"
 #include "server/admission/cost_model.h"
-#include "server/keep/map_store.h"
 #include "server/keep/lease_table.h"
+#include "server/keep/map_table.h"
 #include "server/metrics/metrics.h"
 #include "server/schedule/result.h"
 
@@ -31,7 +31,7 @@ struct DeviceWorkerDeps {
   LeaseTable* leases = nullptr;  // null: nothing is kept
   // Called once, from a slot, when the engine says that its device is lost (IsDeviceLost).
   std::function<void(const absl::Status&)> on_lost = nullptr;
-  MapStore* maps = nullptr;  // null: no attention map is kept
+  MapTable* maps = nullptr;  // null: no attention map is kept
 };
 
 struct LaunchedCall {

@@ -49,17 +49,8 @@ absl::StatusOr<std::unique_ptr<CertificateWatch>> CertificateWatch::Start(const 
   absl::MutexLock lock(&watch->mutex_);
   RETURN_IF_ERROR(watch->Update());
   watch->CheckTimes();
-  watch->thread_ = std::thread([raw = watch.get()] { raw->Watch(); });
+  watch->looks_.emplace(files.refresh, [raw = watch.get()] { raw->Look(); });
   return watch;
-}
-
-CertificateWatch::~CertificateWatch() {
-  stop_.Notify();
-  if (thread_.joinable()) thread_.join();
-}
-
-void CertificateWatch::Watch() {
-  while (!stop_.WaitForNotificationWithTimeout(files_.refresh)) Look();
 }
 
 void CertificateWatch::Look() {

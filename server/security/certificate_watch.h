@@ -9,14 +9,14 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
-#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "base/log.h"
+#include "base/periodic.h"
 #include "server/security/tls_options.h"
 
 namespace attnd {
@@ -26,7 +26,6 @@ class CertificateWatch {
   // Errors as of CheckTlsFiles, RESOURCE_EXHAUSTED without descriptors. `log` outlives this.
   static absl::StatusOr<std::unique_ptr<CertificateWatch>> Start(const TlsOptions& files,
                                                                  Logger& log);
-  ~CertificateWatch();
 
   void Look();  // now
 
@@ -39,7 +38,6 @@ class CertificateWatch {
   absl::Status Update() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Warns, once, when what is served is not valid yet or any more.
   void CheckTimes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Watch();
 
   const TlsOptions files_;
   Logger& log_;
@@ -48,8 +46,7 @@ class CertificateWatch {
   std::array<std::string, 3> contents_ ABSL_GUARDED_BY(mutex_);  // of the copies
   std::string last_fault_ ABSL_GUARDED_BY(mutex_);
   std::string last_time_fault_ ABSL_GUARDED_BY(mutex_);
-  absl::Notification stop_;
-  std::thread thread_;
+  std::optional<Periodic> looks_;
 };
 
 }  // namespace attnd

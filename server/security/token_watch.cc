@@ -5,14 +5,7 @@
 namespace attnd {
 
 TokenWatch::TokenWatch(std::string path, absl::Duration period, Authenticator& auth, Logger& log)
-    : path_(std::move(path)), auth_(auth), log_(log), thread_([this, period] {
-        while (!stop_.WaitForNotificationWithTimeout(period)) Look();
-      }) {}
-
-TokenWatch::~TokenWatch() {
-  stop_.Notify();
-  thread_.join();
-}
+    : path_(std::move(path)), auth_(auth), log_(log), looks_(period, [this] { Look(); }) {}
 
 void TokenWatch::Look() {
   absl::MutexLock lock(&mutex_);

@@ -6,13 +6,12 @@
 #pragma once
 
 #include <string>
-#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/log.h"
+#include "base/periodic.h"
 #include "server/security/auth.h"
 
 namespace attnd {
@@ -21,7 +20,6 @@ class TokenWatch {
  public:
   // `auth` has the file's tokens; it and `log` outlive this.
   TokenWatch(std::string path, absl::Duration period, Authenticator& auth, Logger& log);
-  ~TokenWatch();
 
   void Look();  // now
 
@@ -31,8 +29,7 @@ class TokenWatch {
   Logger& log_;
   absl::Mutex mutex_;
   std::string last_fault_ ABSL_GUARDED_BY(mutex_);
-  absl::Notification stop_;
-  std::thread thread_;
+  Periodic looks_;
 };
 
 }  // namespace attnd

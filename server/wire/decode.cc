@@ -71,15 +71,15 @@ void Remember(const MessageBytes& message, ByteRange range, const DecodedProblem
   if (!mask_id.empty()) last.problem.mask = nullptr;
 }
 
-// What the store would have done with the mask, had it been parsed again.
+// What the table would have done with the mask, had it been parsed again.
 absl::Status DecodeLastProblem(const CallersMasks& masks, DecodedProblem& decoded) {
   const SeenProblem& last = LastProblem();
   Problem& p = decoded.problem;
   p = last.problem;
   if (!last.mask_id.empty()) {
-    ASSIGN_OR_RETURN(p.mask, masks.store.Find(last.mask_id, masks.caller, !masks.is_repeated));
+    ASSIGN_OR_RETURN(p.mask, masks.table.Find(last.mask_id, masks.caller, !masks.is_repeated));
   } else if (p.mask != nullptr) {
-    p.mask = masks.store.Keep(std::move(p.mask), masks.caller);
+    p.mask = masks.table.Keep(std::move(p.mask), masks.caller);
   }
   decoded.plan = last.plan.lock();
   return decoded.plan != nullptr ? absl::OkStatus() : PlanMask(masks, decoded);

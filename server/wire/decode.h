@@ -11,7 +11,7 @@
 #include "attention/problem.h"
 #include "server/call/call.h"
 #include "server/call/message_bytes.h"
-#include "server/keep/mask_store.h"
+#include "server/keep/mask_table.h"
 #include "server/wire/wire_check.h"
 
 namespace attnd {

@@ -36,7 +36,7 @@ absl::Status RefuseBesideId(const v1::MaskSpec& wire) {
 absl::StatusOr<int64_t> CheckMaskData(const v1::MaskSpec& wire, const CallersMasks& masks) {
   const absl::StatusOr<int64_t> bytes = MaskDataBytes(wire);
   if (!bytes.ok()) return Classified(bytes.status());
-  const int64_t most = masks.store.limits().bytes_of_caller;
+  const int64_t most = masks.table.limits().bytes_of_caller;
   if (*bytes <= most) return *bytes;
   const std::string expected =
       absl::StrCat("at most ", most, " bytes (a quarter of --mask_memory_mib)");
@@ -68,7 +68,7 @@ absl::Status TakeMask(const v1::MaskSpec& wire, const CallersMasks& masks,
   }
   absl::StatusOr<MaskSpec> spec = DecodeMask(wire, data);
   if (!spec.ok()) return Classified(spec.status());
-  auto kept = masks.store.Keep(*spec, MaskCallOf(decoded.problem), masks.caller);
+  auto kept = masks.table.Keep(*spec, MaskCallOf(decoded.problem), masks.caller);
   if (!kept.ok()) return Classified(kept.status());
   decoded.problem.mask = *std::move(kept);
   return absl::OkStatus();
@@ -85,7 +85,7 @@ absl::Status DecodeMaskIn(const v1::Problem& wire, const CallersMasks& masks,
     RETURN_IF_ERROR(TakeMask(mask, masks, read_mask_data, decoded));
   } else {
     RETURN_IF_ERROR(RefuseBesideId(mask));
-    ASSIGN_OR_RETURN(p.mask, masks.store.Find(mask.id(), masks.caller, !masks.is_repeated));
+    ASSIGN_OR_RETURN(p.mask, masks.table.Find(mask.id(), masks.caller, !masks.is_repeated));
   }
   RETURN_IF_ERROR(Classified(Validate(p)));
   return PlanMask(masks, decoded);
@@ -97,7 +97,7 @@ absl::Status PlanMask(const CallersMasks& masks, DecodedProblem& decoded) {
   Problem& p = decoded.problem;
   if (p.mask == nullptr) return absl::OkStatus();
   const bool rejects_empty_rows = p.mask->spec().empty_row == EmptyRow::kReject;
-  MaskPlans& plans = masks.store.plans();
+  MaskPlans& plans = masks.table.plans();
   decoded.plan = plans.Find(p, HostMaskOptions());
   if (decoded.plan == nullptr || rejects_empty_rows) {
     RETURN_IF_ERROR(LeaveItWhereItTakesLong(masks));

@@ -11,7 +11,7 @@
 #include "attention/masks/compiled_mask.h"
 #include "attention/problem.h"
 #include "proto/attnd/v1/attention.pb.h"
-#include "server/keep/mask_store.h"
+#include "server/keep/mask_table.h"
 
 namespace attnd {
 

@@ -23,9 +23,9 @@
 namespace attnd {
 namespace {
 
-MaskStore& Masks() {
+MaskTable& Masks() {
   static const RealClock clock;
-  static MaskStore store({}, clock);
+  static MaskTable store({}, clock);
   return store;
 }
 

@@ -10,7 +10,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/reference_backend.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/shell.h"
@@ -27,11 +26,11 @@ std::string Attnctl(const Daemon& daemon, const std::string& arguments) {
 }
 
 TEST(AttnctlModule, TellsWhereLayersLie) {
-  std::vector<std::unique_ptr<Backend>> engines;
-  for (int n = 0; n < 2; ++n) engines.push_back(std::make_unique<ReferenceBackend>());
+  std::vector<Device> devices;
+  for (int n = 0; n < 2; ++n) devices.push_back(ReferenceDevice());
   ServerOptions options = TestOptions();
   options.modules.memory = {int64_t{8} << 20, int64_t{8} << 20};
-  Daemon daemon(std::move(engines), options);
+  Daemon daemon(std::move(devices), options);
 
   v1::RegisterModuleRequest request = SmallRegistration("cut");
   for (int n = 0; n < 2; ++n) request.mutable_layout()->mutable_layer(n)->set_device(1 - n);

@@ -39,7 +39,7 @@ class Gpus {
  public:
   explicit Gpus(int count, const ServerOptions& options = Options()) {
     const char* const kBusIds[] = {"0000:3b:00.0", "0000:3c:00.0"};  // the stand-in driver's
-    std::vector<std::unique_ptr<Backend>> engines;
+    std::vector<Device> engines;
     for (int n = 0; n < count; ++n) {
       auto engine = std::make_unique<GatedBackend>();
       engine->SetDeviceBytes(kCall, kMemory);

@@ -148,7 +148,7 @@ TEST(DaemonLease, IsLostAfterReleaseExpiryAndRestart) {
   EXPECT_EQ(ErrorInfoOf(status).metadata().at("cause"), "released");
 
   v1::ForwardResponse expired = alice->Keep(SmallProblem(), 1, 1);
-  while (daemon->server().leases().leases != 0) std::this_thread::yield();  // the reaper comes
+  while (daemon->server().leases().leases != 0) std::this_thread::yield();  // Expire comes
   status = alice->Backward(Leased(whole, expired.residual().token()));
   ExpectError(status, kLost, "LEASE_LOST");
   EXPECT_EQ(ErrorInfoOf(status).metadata().at("cause"), "expired");

@@ -176,7 +176,7 @@ TEST(DaemonDrain, DoesNotWaitForBalancersWithoutADevice) {
 TEST(DaemonFault, FencesALostDeviceAndFinishesOnTheOther) {
   RealClock clock;
   Logger log(stderr, LogFormat::kText, Severity::kError);
-  std::vector<std::unique_ptr<Backend>> engines;
+  std::vector<Device> engines;
   GatedBackend* gpus[2];
   for (GatedBackend*& gpu : gpus) {
     auto engine = std::make_unique<GatedBackend>();

@@ -38,7 +38,7 @@ v1::ForwardRequest SlowForward(int64_t seed) {
 }
 
 TEST(DaemonMask, CompileMaskSaysHowEachDeviceRunsIt) {
-  std::vector<std::unique_ptr<Backend>> engines;
+  std::vector<Device> engines;
   engines.push_back(MakeCpuBackend({.threads = 1}));
   engines.push_back(std::make_unique<ReferenceBackend>());
   engines.push_back(std::make_unique<GatedBackend>());  // does not tell

@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/layers/pipeline/pipeline_engine.h"
-#include "kernels/reference_backend.h"
+#include "kernels/device.h"
 #include "modules/reference/reference_engine.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
@@ -29,9 +28,9 @@ ServerOptions TwoDeviceOptions() {
 }
 
 std::unique_ptr<Daemon> References(int count) {
-  std::vector<std::unique_ptr<Backend>> engines;
-  for (int n = 0; n < count; ++n) engines.push_back(std::make_unique<ReferenceBackend>());
-  return std::make_unique<Daemon>(std::move(engines), TwoDeviceOptions());
+  std::vector<Device> devices;
+  for (int n = 0; n < count; ++n) devices.push_back(ReferenceDevice());
+  return std::make_unique<Daemon>(std::move(devices), TwoDeviceOptions());
 }
 
 // Layers without a wish: −1.
@@ -128,19 +127,18 @@ TEST(DaemonModuleDevices, PlanOfADryRunSaysWhereLayersWouldLie) {
 }
 
 TEST(DaemonModuleDevices, LoseWhatLiesOnALostDevice) {
-  std::vector<std::unique_ptr<Backend>> engines;
-  std::vector<PipelineDevice> devices;
+  std::vector<Device> devices;
   GatedBackend* gpus[2];
   for (GatedBackend*& gpu : gpus) {
     auto engine = std::make_unique<GatedBackend>();
     gpu = engine.get();
-    engines.push_back(std::move(engine));
-    devices.push_back({"", "", std::make_unique<ReferenceEngine>()});
+    devices.push_back({std::move(engine), [](const HoldDeviceMemory&) {
+                         return std::make_unique<ReferenceEngine>();
+                       }});
   }
   ServerOptions options = TwoDeviceOptions();
   options.modules.memory.device_bytes = {kModuleMemory, kModuleMemory};
-  options.module_engine = std::make_shared<PipelineEngine>(std::move(devices));
-  Daemon daemon(std::move(engines), options);
+  Daemon daemon(std::move(devices), options);
   auto attend = [&] {
     v1::ForwardResponse reply;
     grpc::ClientContext context;

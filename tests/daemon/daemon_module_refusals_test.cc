@@ -15,7 +15,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "kernels/reference_backend.h"
 #include "tests/daemon/daemon_health.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
@@ -74,7 +73,7 @@ class Refusals : public ::testing::Test {
 
   std::string token_;
   Random random_{1};
-  Daemon daemon_{std::make_unique<ReferenceBackend>(), Options()};
+  Daemon daemon_{ReferenceDevice(), Options()};
   ModuleCaller caller_{daemon_.NewChannel()};
 };
 
@@ -226,6 +225,24 @@ TEST_F(Refusals, OfModuleTokensThatWereForged) {
   EXPECT_TRUE(caller_.Call(&v1::Modules::Stub::GetModule, get, got).ok());
 }
 
+// A request of some kilobytes that names one kind again and again asks for no more than that kind.
+TEST_F(Refusals, CountAKindOnceAndRefuseMoreThanThereAre) {
+  v1::GetTensorsRequest get;
+  get.set_token(Ready());
+  std::map<std::string, std::string> once, repeated;
+  for (const v1::TensorKind kind : {v1::TENSOR_KIND_WEIGHT, v1::TENSOR_KIND_MOMENT1}) {
+    get.add_kind(kind);
+  }
+  EXPECT_TRUE(caller_.Get(get, once).ok());
+  for (int n = 0; n < 3; ++n) get.add_kind(v1::TENSOR_KIND_WEIGHT);
+  EXPECT_TRUE(caller_.Get(get, repeated).ok());
+  EXPECT_EQ(repeated, once);
+  get.add_kind(v1::TENSOR_KIND_WEIGHT);
+  EXPECT_EQ(ReasonOf(caller_.Get(get, repeated)), "BAD_FIELD");
+  for (int n = 0; n < 20'000; ++n) get.add_kind(v1::TENSOR_KIND_WEIGHT);
+  EXPECT_EQ(ReasonOf(caller_.Get(get, repeated)), "BAD_FIELD");
+}
+
 // Sizes up to 2^40 numbers, 2^32 rows and 2^64 bytes.
 TEST_F(Refusals, OfHugeSizesTakeNoMemory) {
   using R = v1::RegisterModuleRequest;
@@ -347,7 +364,7 @@ TEST_F(Refusals, NameTheLimitAndWhatWouldFit) {
   // Of staging memory, where modules have far more.
   ServerOptions options = Options();
   options.modules.memory = {int64_t{1} << 40, int64_t{1} << 40};
-  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  Daemon daemon(ReferenceDevice(), options);
   ModuleCaller caller(daemon.NewChannel());
   request.set_dry_run(true);
   request.mutable_limits()->set_kept_rows(0);

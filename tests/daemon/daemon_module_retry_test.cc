@@ -15,6 +15,7 @@
 
 #include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/layers/cpu/cpu_module_engine.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/forgetful_engine.h"
@@ -24,13 +25,18 @@ namespace {
 
 constexpr int kSteps = 12, kMicroBatches = 4, kRows = 4;
 
+Device Cpu() { return CpuDeviceOf(MakeCpuBackend({.threads = 2}), 2); }
+
+Device ForgetfulDevice() {
+  return {MakeCpuBackend({.threads = 2}),
+          [](const HoldDeviceMemory&) { return std::make_unique<ForgetfulEngine>(); }};
+}
+
 // One run of kSteps steps on a server of its own; the weights and moments at the end.
 class Training {
  public:
-  // Null: the CPU engine.
-  explicit Training(std::shared_ptr<ModuleEngine> engine, const std::string& state_dir = "")
-      : daemon_(MakeCpuBackend({.threads = 2}), OptionsOf(std::move(engine), state_dir)),
-        caller_(daemon_.NewChannel()) {
+  explicit Training(Device device, const std::string& state_dir = "")
+      : daemon_(std::move(device), OptionsOf(state_dir)), caller_(daemon_.NewChannel()) {
     v1::RegisterModuleRequest request = SmallRegistration("m", 0.25f);
     if (!state_dir.empty()) request.set_durability(v1::DURABILITY_HOST);
     v1::RegisterModuleResponse response;
@@ -96,11 +102,9 @@ class Training {
   }
 
  private:
-  static ServerOptions OptionsOf(std::shared_ptr<ModuleEngine> engine,
-                                 const std::string& state_dir) {
+  static ServerOptions OptionsOf(const std::string& state_dir) {
     ServerOptions options = TestOptions();
     options.modules.memory = {int64_t{8} << 20, int64_t{8} << 20};
-    options.module_engine = std::move(engine);
     options.modules.state_dir = state_dir;
     return options;
   }
@@ -177,31 +181,31 @@ class Training {
 };
 
 TEST(ModuleRetries, LeaveTheWeightsOfTheQuietRun) {
-  const auto quiet = Training(nullptr).Quiet();
+  const auto quiet = Training(Cpu()).Quiet();
   EXPECT_EQ(quiet.size(), 8);
-  EXPECT_EQ(Training(nullptr).Noisy(), quiet);
+  EXPECT_EQ(Training(Cpu()).Noisy(), quiet);
 }
 
 TEST(ModuleRetries, GoOnFromTheStateThatOutlivedTheProcess) {
-  const auto quiet = Training(nullptr).Quiet();
+  const auto quiet = Training(Cpu()).Quiet();
   const std::string states = testing::TempDir() + "/module_states";
   std::filesystem::remove_all(states);
   std::filesystem::create_directory(states);
-  Training(nullptr, states).DieAt(3, false);
+  Training(Cpu(), states).DieAt(3, false);
   {
-    Training second(nullptr, states);
+    Training second(Cpu(), states);
     EXPECT_EQ(second.first(), 3);
     second.DieAt(7, true);
   }
-  Training third(nullptr, states);
+  Training third(Cpu(), states);
   EXPECT_EQ(third.first(), 8);
   EXPECT_TRUE(third.StepAgain().replayed());  // its reply was lost with the process
   EXPECT_EQ(third.Quiet(), quiet);
 }
 
 TEST(ModuleRetries, WouldShowAMicroBatchThatIsAddedTwice) {
-  const auto quiet = Training(std::make_shared<ForgetfulEngine>()).Quiet();
-  EXPECT_NE(Training(std::make_shared<ForgetfulEngine>()).Noisy(), quiet);
+  const auto quiet = Training(ForgetfulDevice()).Quiet();
+  EXPECT_NE(Training(ForgetfulDevice()).Noisy(), quiet);
 }
 
 }  // namespace

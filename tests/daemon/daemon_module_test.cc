@@ -16,7 +16,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "kernels/reference_backend.h"
 #include "tests/daemon/daemon_health.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
@@ -33,7 +32,7 @@ ServerOptions ModuleServerOptions() {
 class DaemonModules : public ::testing::Test {
  protected:
   explicit DaemonModules(const ServerOptions& options = ModuleServerOptions())
-      : daemon_(std::make_unique<ReferenceBackend>(), options), caller_(daemon_.NewChannel()) {}
+      : daemon_(ReferenceDevice(), options), caller_(daemon_.NewChannel()) {}
 
   std::string Register(const std::string& name = "m") {
     v1::RegisterModuleResponse response;
@@ -286,7 +285,7 @@ TEST_F(DaemonModules, ReservesMemoryAtRegisterAndLeavesRoomForAPut) {
     for (const bool by_caller : {false, true}) {
       ServerOptions options = ModuleServerOptions();
       (by_caller ? options.modules.memory.caller_bytes : options.modules.memory.bytes) = each.limit;
-      Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+      Daemon daemon(ReferenceDevice(), options);
       ModuleCaller caller(daemon.NewChannel());
       v1::RegisterModuleResponse response;
       v1::RegisterModuleRequest fixed = SmallRegistration("a");
@@ -305,7 +304,7 @@ TEST_F(DaemonModules, ReservesMemoryAtRegisterAndLeavesRoomForAPut) {
 TEST_F(DaemonModules, LetsACallerHaveSoManyModules) {
   ServerOptions options = ModuleServerOptions();
   options.modules.max_modules = 2;
-  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  Daemon daemon(ReferenceDevice(), options);
   ModuleCaller caller(daemon.NewChannel());
   v1::RegisterModuleResponse response;
   EXPECT_TRUE(caller.Register(SmallRegistration("a"), response).ok());
@@ -436,7 +435,7 @@ TEST_F(DaemonModules, HidesAModuleFromOtherCallers) {
   ServerOptions options = ModuleServerOptions();
   options.token_file = absl::StrCat(testing::TempDir(), "/module_tokens_", getpid());
   std::ofstream(options.token_file) << "alice aaaabbbbccccdddd\nbob bbbbccccddddeeee\n";
-  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  Daemon daemon(ReferenceDevice(), options);
   ModuleCaller alice(daemon.NewChannel(), "aaaabbbbccccdddd");
   ModuleCaller bob(daemon.NewChannel(), "bbbbccccddddeeee");
   ModuleCaller nobody(daemon.NewChannel());
@@ -456,7 +455,7 @@ TEST_F(DaemonModules, HidesAModuleFromOtherCallers) {
 }
 
 TEST(DaemonWithoutModules, AnswersUnimplemented) {
-  Daemon daemon(std::make_unique<ReferenceBackend>());
+  Daemon daemon(ReferenceDevice());
   ModuleCaller caller(daemon.NewChannel());
   v1::RegisterModuleResponse response;
   EXPECT_EQ(caller.Register(SmallRegistration("m"), response).error_code(),

@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string message(reinterpret_cast<const char*>(data) + 1, size - 1);
   auto direction = data[0] & 1 ? attnd::Direction::kBackward : attnd::Direction::kForward;
   static const attnd::RealClock clock;
-  static attnd::MaskStore masks({.bytes = 1 << 20, .bytes_of_caller = 1 << 20}, clock);
+  static attnd::MaskTable masks({.bytes = 1 << 20, .bytes_of_caller = 1 << 20}, clock);
   auto call = attnd::Decoder::Decode(attnd::MessageBytes(attnd::InSlicesOf(message, slice_bytes)),
                                      direction, {masks, "caller"});
   if (!call.ok()) {

@@ -17,6 +17,7 @@
 #include "base/status_macros.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/device/driver_device.h"
+#include "kernels/layers/cuda/cuda_module_engine.h"
 #include "server/app/daemon_main.h"
 
 namespace attnd {
@@ -52,14 +53,13 @@ class Trap {
   std::string file_;
 };
 
-absl::StatusOr<std::vector<std::unique_ptr<Backend>>> MakeEngines(const ServerOptions& options,
-                                                                  std::string*) {
+absl::StatusOr<std::vector<Device>> MakeDevices(const ServerOptions& options, std::string*) {
   std::vector<int> ordinals = options.devices;
   if (ordinals.empty()) {
     ASSIGN_OR_RETURN(const int count, cuda::CountDevices());
     for (int n = 0; n < count; ++n) ordinals.push_back(n);
   }
-  std::vector<std::unique_ptr<Backend>> engines;
+  std::vector<Device> devices;
   for (int ordinal : ordinals) {
     // The hook lives as long as the device.
     auto trap = std::make_shared<Trap>(ordinal);
@@ -72,12 +72,12 @@ absl::StatusOr<std::vector<std::unique_ptr<Backend>>> MakeEngines(const ServerOp
              .stand_in = [trap](const Driver& driver, StreamRef stream, const cuda::KernelStep&) {
                return trap->Instead(driver, stream);
              }}));
-    engines.push_back(std::make_unique<cuda::CudaBackend>(std::move(device)));
+    devices.push_back(GpuDeviceOf(std::make_unique<cuda::CudaBackend>(std::move(device))));
   }
-  return engines;
+  return devices;
 }
 
 }  // namespace
 }  // namespace attnd
 
-int main(int argc, char** argv) { return attnd::DaemonMain(argc, argv, attnd::MakeEngines); }
+int main(int argc, char** argv) { return attnd::DaemonMain(argc, argv, attnd::MakeDevices); }

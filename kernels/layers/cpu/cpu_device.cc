@@ -1,16 +1,14 @@
 #include "kernels/layers/cpu/cpu_device.h"
 
-#include <algorithm>
 #include <cstring>
 
-#include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "base/round_up.h"
+#include "base/status_macros.h"
 #include "kernels/cpu/dense/dense_product.h"
 #include "kernels/cpu/dense/norm.h"
 #include "kernels/cpu/dense/pointwise.h"
-#include "modules/arena.h"
 #include "kernels/layers/cpu/rotary_rows.h"
+#include "modules/arena.h"
 #include "modules/tensor_bytes.h"
 
 namespace attnd {
@@ -38,16 +36,10 @@ int64_t CpuDevice::AttentionBytes(const Problem& one_sequence, Direction directi
 }
 
 absl::StatusOr<std::byte*> CpuDevice::Allocate(int64_t bytes) {
-  CHECK(memory_ == nullptr);
-  memory_.reset(static_cast<std::byte*>(
-      std::aligned_alloc(kArenaAlignment, RoundUp(std::max<int64_t>(bytes, 1), kArenaAlignment))));
-  if (memory_ == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("memory: the machine has no ", bytes, " bytes"));
-  }
-  // Written, not only promised: no later call finds that the machine has no memory left.
-  std::memset(memory_.get(), 0, bytes);
-  return memory_.get();
+  static_assert(LargeBuffer::kAlignment % kArenaAlignment == 0);
+  CHECK(memory_.data() == nullptr);
+  ASSIGN_OR_RETURN(memory_, LargeBuffer::Make(bytes));
+  return memory_.data();
 }
 
 absl::Status CpuDevice::Put(ElementType from, const void* host, Tensor to, int64_t count) {

@@ -2,9 +2,7 @@
 // threads of the engine.
 #pragma once
 
-#include <cstdlib>
-#include <memory>
-
+#include "base/large_buffer.h"
 #include "kernels/layers/cpu/workers.h"
 #include "kernels/layers/executor/module_device.h"
 
@@ -61,13 +59,9 @@ class CpuDevice final : public ModuleDevice {
   void Step(absl::Span<const EntryStep> steps) override;
 
  private:
-  struct Free {
-    void operator()(std::byte* memory) const { std::free(memory); }
-  };
-
   Workers& workers_;
   Backend& attention_;
-  std::unique_ptr<std::byte, Free> memory_;
+  LargeBuffer memory_;
 };
 
 }  // namespace attnd

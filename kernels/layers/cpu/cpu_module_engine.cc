@@ -42,4 +42,11 @@ std::unique_ptr<ModuleEngine> MakeCpuModuleEngine(int threads, Backend& attentio
   return std::make_unique<CpuModuleEngine>(threads, attention);
 }
 
+Device CpuDeviceOf(std::unique_ptr<Backend> attention, int threads) {
+  Backend& engine = *attention;
+  return {std::move(attention), [threads, &engine](const HoldDeviceMemory&) {
+            return MakeCpuModuleEngine(threads, engine);
+          }};
+}
+
 }  // namespace attnd

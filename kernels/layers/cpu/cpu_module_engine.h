@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "kernels/backend.h"
+#include "kernels/device.h"
 #include "modules/module_engine.h"
 
 namespace attnd {
@@ -15,5 +16,8 @@ namespace attnd {
 // `threads` 0: AvailableCpus(). The attention engine computes in host memory (the CPU engine, the
 // reference) and outlives this one.
 std::unique_ptr<ModuleEngine> MakeCpuModuleEngine(int threads, Backend& attention);
+
+// Both engines of the host's processors.
+Device CpuDeviceOf(std::unique_ptr<Backend> attention, int threads);
 
 }  // namespace attnd

@@ -12,9 +12,9 @@
 #include "base/status_macros.h"
 #include "kernels/cuda/layout/descriptors.h"
 #include "kernels/cuda/layout/staging.h"
-#include "modules/arena.h"
 #include "kernels/layers/cuda/padded_attention.h"
 #include "kernels/layers/cuda/product_choice.h"
+#include "modules/arena.h"
 
 namespace attnd {
 namespace {
@@ -49,7 +49,7 @@ NumbersDesc NumbersOf(NumbersOp op, const ConstTensor& a, const Tensor& out, int
 
 }  // namespace
 
-CudaDevice::CudaDevice(cuda::CudaBackend& engine, HoldGpuMemory hold)
+CudaDevice::CudaDevice(cuda::CudaBackend& engine, HoldDeviceMemory hold)
     : engine_(engine), hold_(std::move(hold)), queue_(engine.device()) {}
 
 // ---- Memory.

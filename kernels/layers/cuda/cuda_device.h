@@ -10,9 +10,9 @@
 
 #include <memory>
 
-#include "kernels/dense/dense_params.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/layers/cuda/hold_gpu_memory.h"
+#include "kernels/dense/dense_params.h"
+#include "kernels/device.h"
 #include "kernels/layers/cuda/launch_queue.h"
 #include "kernels/layers/executor/module_device.h"
 
@@ -21,7 +21,7 @@ namespace attnd {
 class CudaDevice final : public ModuleDevice {
  public:
   // The engine outlives the device. `hold` may be null.
-  explicit CudaDevice(cuda::CudaBackend& engine, HoldGpuMemory hold = nullptr);
+  explicit CudaDevice(cuda::CudaBackend& engine, HoldDeviceMemory hold = nullptr);
 
   int64_t OwnBytes() const override { return LaunchQueue::kBytes; }
   int64_t PackedBytes(const WeightMatrix& matrix) const override;
@@ -71,7 +71,7 @@ class CudaDevice final : public ModuleDevice {
   cuda::DevicePart PartAt(const std::byte* begin, int64_t bytes) const;
 
   cuda::CudaBackend& engine_;
-  const HoldGpuMemory hold_;
+  const HoldDeviceMemory hold_;
   std::shared_ptr<void> held_;  // what hold_ gave, for as long as the memory is there
   std::unique_ptr<cuda::DeviceMemory> memory_;
   LaunchQueue queue_;

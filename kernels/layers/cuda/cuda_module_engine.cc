@@ -26,7 +26,7 @@ Problem ProblemOfOp(const AttentionOp& op, ElementType element) {
 
 class CudaModuleEngine : public ModuleEngine {
  public:
-  CudaModuleEngine(cuda::CudaBackend& attention, HoldGpuMemory hold)
+  CudaModuleEngine(cuda::CudaBackend& attention, HoldDeviceMemory hold)
       : attention_(attention), hold_(std::move(hold)) {}
 
   std::string Name() const override { return "cuda"; }
@@ -62,14 +62,21 @@ class CudaModuleEngine : public ModuleEngine {
 
  private:
   cuda::CudaBackend& attention_;
-  const HoldGpuMemory hold_;
+  const HoldDeviceMemory hold_;
 };
 
 }  // namespace
 
 std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,
-                                                   HoldGpuMemory hold) {
+                                                   HoldDeviceMemory hold) {
   return std::make_unique<CudaModuleEngine>(attention, std::move(hold));
+}
+
+Device GpuDeviceOf(std::unique_ptr<cuda::CudaBackend> attention) {
+  cuda::CudaBackend& engine = *attention;
+  return {std::move(attention), [&engine](HoldDeviceMemory hold) {
+            return MakeCudaModuleEngine(engine, std::move(hold));
+          }};
 }
 
 }  // namespace attnd

@@ -10,13 +10,16 @@
 #include <memory>
 
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/layers/cuda/hold_gpu_memory.h"
+#include "kernels/device.h"
 #include "modules/module_engine.h"
 
 namespace attnd {
 
 // The attention engine outlives this one. `hold` may be null.
 std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,
-                                                   HoldGpuMemory hold = nullptr);
+                                                   HoldDeviceMemory hold = nullptr);
+
+// Both engines of one GPU.
+Device GpuDeviceOf(std::unique_ptr<cuda::CudaBackend> attention);
 
 }  // namespace attnd

@@ -68,7 +68,9 @@ absl::StatusOr<std::unique_ptr<ModuleInstance>> PipelineEngine::Make(
                                                 SliceOf(*module, first, end), limits, range));
     first = end;
   }
-  return std::make_unique<PipelineInstance>(std::move(module), limits, plan, std::move(ranges));
+  ASSIGN_OR_RETURN(LargeBuffer border, LargeBuffer::Make(BorderBytes(module->graph, limits)));
+  return std::make_unique<PipelineInstance>(std::move(module), plan, std::move(ranges),
+                                            std::move(border));
 }
 
 }  // namespace attnd

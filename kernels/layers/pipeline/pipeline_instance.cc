@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "modules/op_uses.h"
 #include "kernels/layers/pipeline/layer_placement.h"
+#include "modules/op_uses.h"
 #include "modules/tensor_bytes.h"
 
 namespace attnd {
@@ -25,9 +25,10 @@ bool ReadsMemory(const ModuleGraph& graph) {
 }  // namespace
 
 PipelineInstance::PipelineInstance(std::shared_ptr<const ModuleDescription> module,
-                                   const ModuleLimits& limits, const EnginePlan& plan,
-                                   std::vector<std::unique_ptr<ModuleInstance>> ranges)
-    : module_(std::move(module)), plan_(plan), border_(BorderBytes(module_->graph, limits)) {
+                                   const EnginePlan& plan,
+                                   std::vector<std::unique_ptr<ModuleInstance>> ranges,
+                                   LargeBuffer border)
+    : module_(std::move(module)), plan_(plan), border_(std::move(border)) {
   for (std::unique_ptr<ModuleInstance>& instance : ranges) {
     const ModuleGraph& graph = instance->description().graph;
     const int64_t first_entry = FirstEntry(module_->table, graph.first_layer());
@@ -62,7 +63,7 @@ absl::Status PipelineInstance::Get(int64_t entry, TensorRole role, ElementType e
 absl::Span<std::byte> PipelineInstance::Border(size_t range, int64_t rows) {
   const ModuleGraph& graph = ranges_[range].instance->description().graph;
   const int64_t bytes = rows * graph.layout().width * ElementBytes(graph.x_element());
-  return absl::MakeSpan(border_).subspan(0, bytes);
+  return {border_.data(), static_cast<size_t>(bytes)};
 }
 
 void PipelineInstance::Drop(const std::vector<ActivationId>& of_ranges) {

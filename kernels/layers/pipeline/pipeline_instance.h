@@ -11,15 +11,16 @@
 #include <memory>
 #include <vector>
 
+#include "base/large_buffer.h"
 #include "modules/module_engine.h"
 
 namespace attnd {
 
 class PipelineInstance : public ModuleInstance {
  public:
-  // `ranges` in order, of the plan's.
-  PipelineInstance(std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
-                   const EnginePlan& plan, std::vector<std::unique_ptr<ModuleInstance>> ranges);
+  // `ranges` in order, of the plan's. `border` of BorderBytes.
+  PipelineInstance(std::shared_ptr<const ModuleDescription> module, const EnginePlan& plan,
+                   std::vector<std::unique_ptr<ModuleInstance>> ranges, LargeBuffer border);
 
   const ModuleDescription& description() const override { return *module_; }
   const EnginePlan& plan() const override { return plan_; }
@@ -56,7 +57,7 @@ class PipelineInstance : public ModuleInstance {
   const std::shared_ptr<const ModuleDescription> module_;  // shared with who registered it
   const EnginePlan plan_;
   std::vector<Range> ranges_;
-  std::vector<std::byte> border_;
+  LargeBuffer border_;
   std::map<ActivationId, Kept> kept_;
   ActivationId last_activation_ = 0;
 };

@@ -1,33 +1,32 @@
-// MapStore: attention maps that callers asked to keep (Capture.keep), by token, so that a later
-// capture learns its distance and a pattern can be built. Nothing is promised: the longest unused
+// MapTable: attention maps that callers asked to keep (Capture.keep), by token, so that a later
+// capture learns its distance and a pattern can be built. Best effort: the least recently used
 // go when room is short or nobody has used them for a while. A map that a call has found lives as
 // long as the call. Any thread.
 #pragma once
 
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "server/keep/kept_table.h"
 #include "server/keep/lease_token.h"
 
 namespace attnd {
 
-struct MapStoreLimits {
+struct MapTableLimits {
   int64_t bytes = int64_t{256} << 20;  // 0: none are kept
   int64_t bytes_of_caller = int64_t{128} << 20;
   absl::Duration idle = absl::Minutes(30);  // forgotten after
 };
 
-struct MapStoreStats {
+struct MapTableStats {
   int64_t maps = 0, bytes = 0;
   uint64_t lost = 0;  // lookups of maps that are gone
 };
@@ -38,10 +37,10 @@ struct KeptMap {
   int64_t bytes() const { return static_cast<int64_t>(map.size() * sizeof(float)); }
 };
 
-class MapStore {
+class MapTable {
  public:
   // `clock` outlives it.
-  MapStore(const MapStoreLimits& limits, const TokenIssuer& issuer, const Clock& clock);
+  MapTable(const MapTableLimits& limits, const TokenIssuer& issuer, const Clock& clock);
 
   // Whether a map of so many bytes could be kept for a caller. OUT_OF_RANGE naming the limit and
   // what to do instead.
@@ -55,30 +54,20 @@ class MapStore {
                                                       absl::string_view field);
   // OK also for one that is gone.
   absl::Status Release(absl::string_view token, absl::string_view owner, absl::string_view field);
-  MapStoreStats stats() const;
+  MapTableStats stats() const;
 
  private:
-  struct Entry {
-    std::string owner;
-    std::shared_ptr<const KeptMap> map;
-    absl::Time used;
-    std::list<uint64_t>::iterator at;  // in by_use_
-  };
+  using Maps = KeptTable<uint64_t, std::shared_ptr<const KeptMap>>;
 
   absl::StatusOr<uint64_t> Check(absl::string_view token, absl::string_view owner,
                                  absl::string_view field) const;
-  void Erase(uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MakeRoom(int64_t bytes, const std::string& owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const MapStoreLimits limits_;
+  const MapTableLimits limits_;
   const Clock& clock_;
   const LeaseTokens tokens_;
   mutable absl::Mutex mutex_;
-  absl::flat_hash_map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  std::list<uint64_t> by_use_ ABSL_GUARDED_BY(mutex_);  // the longest unused first
-  absl::flat_hash_map<std::string, int64_t> bytes_of_ ABSL_GUARDED_BY(mutex_);
-  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  Maps maps_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t lost_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -1,4 +1,4 @@
-#include "server/keep/mask_workers.h"
+#include "server/rpc/mask_workers.h"
 
 #include "absl/strings/str_cat.h"
 #include "server/call/status_details.h"
@@ -21,29 +21,16 @@ absl::Status OverQuota(absl::string_view caller, int64_t limit) {
 
 }  // namespace
 
-MaskWorkers::MaskWorkers(int threads, int64_t caller_max_calls)
-    : caller_max_calls_(caller_max_calls) {
-  for (int n = 0; n < threads; ++n) threads_.emplace_back([this] { Main(); });
-}
-
-MaskWorkers::~MaskWorkers() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  for (std::thread& thread : threads_) thread.join();
-}
-
 absl::Status MaskWorkers::Run(absl::string_view caller, std::function<void()> work) {
   absl::MutexLock lock(&mutex_);
   const auto [found, is_new] = callers_.try_emplace(std::string(caller));
-  auto& waiting = found->second.waiting;
+  auto& waiting = found->second;
   if (static_cast<int64_t>(waiting.size()) >= caller_max_calls_) {
     return OverQuota(caller, caller_max_calls_);
   }
   waiting.push_back(std::move(work));
   ++waiting_;
-  if (is_new) turns_.push_back(found->first);
+  if (is_new) turns_.Run([this, caller = found->first] { TakeTurn(caller); });
   return absl::OkStatus();
 }
 
@@ -52,40 +39,21 @@ int64_t MaskWorkers::waiting() const {
   return waiting_;
 }
 
-bool MaskWorkers::Take(std::string& caller, std::function<void()>& work) {
-  auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !turns_.empty() || (stopping_ && callers_.empty());
-  };
+void MaskWorkers::TakeTurn(const std::string& caller) {
+  Next(caller)();
   absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(&ready));
-  if (turns_.empty()) return false;
-  caller = std::move(turns_.front());
-  turns_.pop_front();
-  auto& waiting = callers_.find(caller)->second.waiting;
-  work = std::move(waiting.front());
+  const auto found = callers_.find(caller);
+  if (!found->second.empty()) return turns_.Run([this, caller] { TakeTurn(caller); });
+  callers_.erase(found);
+}
+
+std::function<void()> MaskWorkers::Next(const std::string& caller) {
+  absl::MutexLock lock(&mutex_);
+  auto& waiting = callers_.find(caller)->second;
+  std::function<void()> work = std::move(waiting.front());
   waiting.pop_front();
   --waiting_;
-  return true;
-}
-
-void MaskWorkers::GiveBack(const std::string& caller) {
-  absl::MutexLock lock(&mutex_);
-  auto found = callers_.find(caller);
-  if (found->second.waiting.empty()) {
-    callers_.erase(found);
-  } else {
-    turns_.push_back(caller);
-  }
-}
-
-void MaskWorkers::Main() {
-  std::string caller;
-  std::function<void()> work;
-  while (Take(caller, work)) {
-    work();
-    work = nullptr;
-    GiveBack(caller);
-  }
+  return work;
 }
 
 }  // namespace attnd

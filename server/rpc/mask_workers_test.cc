@@ -1,4 +1,4 @@
-#include "server/keep/mask_workers.h"
+#include "server/rpc/mask_workers.h"
 
 #include <gtest/gtest.h>
 

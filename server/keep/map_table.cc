@@ -1,4 +1,4 @@
-#include "server/keep/map_store.h"
+#include "server/keep/map_table.h"
 
 #include <algorithm>
 #include <utility>
@@ -18,10 +18,13 @@ absl::Status Lost(absl::string_view field) {
 
 }  // namespace
 
-MapStore::MapStore(const MapStoreLimits& limits, const TokenIssuer& issuer, const Clock& clock)
-    : limits_(limits), clock_(clock), tokens_(issuer) {}
+MapTable::MapTable(const MapTableLimits& limits, const TokenIssuer& issuer, const Clock& clock)
+    : limits_(limits),
+      clock_(clock),
+      tokens_(issuer),
+      maps_({limits.bytes}, limits.bytes_of_caller) {}
 
-absl::Status MapStore::MayKeep(int64_t bytes) const {
+absl::Status MapTable::MayKeep(int64_t bytes) const {
   const int64_t most = std::min(limits_.bytes, limits_.bytes_of_caller);
   if (bytes <= most) return absl::OkStatus();
   return Failure(
@@ -32,47 +35,53 @@ absl::Status MapStore::MayKeep(int64_t bytes) const {
       {{"field", "capture.keep"}, {"limit", absl::StrCat(most)}, {"got", absl::StrCat(bytes)}});
 }
 
-std::string MapStore::Keep(KeptMap map, absl::string_view owner) {
+std::string MapTable::Keep(KeptMap map, absl::string_view owner) {
   const std::string name(owner);
+  const int64_t bytes = map.bytes();
   absl::MutexLock lock(&mutex_);
   DropIdle();
-  MakeRoom(map.bytes(), name);
+  maps_.MakeRoom(name, 0, bytes, [this](const Maps::ByUse& by_use) {
+    mutex_.AssertHeld();
+    maps_.Erase(*by_use.front());
+    return true;
+  });
   const uint64_t number = next_++;
-  bytes_ += map.bytes();
-  bytes_of_[name] += map.bytes();
-  entries_[number] = {name, std::make_shared<const KeptMap>(std::move(map)), clock_.Now(),
-                      by_use_.insert(by_use_.end(), number)};
+  maps_.Insert({.key = number,
+                .owner = name,
+                .bytes = bytes,
+                .idle = limits_.idle,
+                .value = std::make_shared<const KeptMap>(std::move(map))},
+               clock_.Now());
   return tokens_.Make(number, owner);
 }
 
-absl::StatusOr<std::shared_ptr<const KeptMap>> MapStore::Find(absl::string_view token,
+absl::StatusOr<std::shared_ptr<const KeptMap>> MapTable::Find(absl::string_view token,
                                                               absl::string_view owner,
                                                               absl::string_view field) {
   const absl::StatusOr<uint64_t> number = Check(token, owner, field);
   absl::MutexLock lock(&mutex_);
   DropIdle();
-  const auto found = number.ok() ? entries_.find(*number) : entries_.end();
-  if (found == entries_.end()) {
+  Maps::Entry* found = number.ok() ? maps_.Find(*number) : nullptr;
+  if (found == nullptr) {
     ++lost_;
     return number.ok() ? Lost(field) : number.status();
   }
-  found->second.used = clock_.Now();
-  by_use_.splice(by_use_.end(), by_use_, found->second.at);
-  return found->second.map;
+  maps_.Touch(*found, clock_.Now());
+  return found->value;
 }
 
-absl::Status MapStore::Release(absl::string_view token, absl::string_view owner,
+absl::Status MapTable::Release(absl::string_view token, absl::string_view owner,
                                absl::string_view field) {
   const absl::StatusOr<uint64_t> number = Check(token, owner, field);
   if (absl::IsFailedPrecondition(number.status())) return absl::OkStatus();
   RETURN_IF_ERROR(number.status());
   absl::MutexLock lock(&mutex_);
-  if (entries_.contains(*number)) Erase(*number);
+  if (Maps::Entry* found = maps_.Find(*number)) maps_.Erase(*found);
   return absl::OkStatus();
 }
 
 // Another server's, an earlier start's and another owner's map are as gone as an evicted one.
-absl::StatusOr<uint64_t> MapStore::Check(absl::string_view token, absl::string_view owner,
+absl::StatusOr<uint64_t> MapTable::Check(absl::string_view token, absl::string_view owner,
                                          absl::string_view field) const {
   absl::StatusOr<uint64_t> number = tokens_.Check(token, owner);
   if (number.ok()) return number;
@@ -82,34 +91,13 @@ absl::StatusOr<uint64_t> MapStore::Check(absl::string_view token, absl::string_v
   return Lost(field);
 }
 
-MapStoreStats MapStore::stats() const {
+MapTableStats MapTable::stats() const {
   absl::MutexLock lock(&mutex_);
-  return {static_cast<int64_t>(entries_.size()), bytes_, lost_};
+  return {maps_.size(), maps_.bytes(0), lost_};
 }
 
-void MapStore::Erase(uint64_t number) {
-  const auto found = entries_.find(number);
-  const int64_t bytes = found->second.map->bytes();
-  bytes_ -= bytes;
-  const auto owned = bytes_of_.find(found->second.owner);
-  owned->second -= bytes;
-  if (owned->second == 0) bytes_of_.erase(owned);
-  by_use_.erase(found->second.at);
-  entries_.erase(found);
-}
-
-void MapStore::DropIdle() {
-  const absl::Time oldest = clock_.Now() - limits_.idle;
-  while (!by_use_.empty() && entries_[by_use_.front()].used < oldest) Erase(by_use_.front());
-}
-
-void MapStore::MakeRoom(int64_t bytes, const std::string& owner) {
-  for (auto at = by_use_.begin();
-       at != by_use_.end() && bytes_of_[owner] + bytes > limits_.bytes_of_caller;) {
-    const uint64_t number = *at++;
-    if (entries_[number].owner == owner) Erase(number);
-  }
-  while (!by_use_.empty() && bytes_ + bytes > limits_.bytes) Erase(by_use_.front());
+void MapTable::DropIdle() {
+  while (Maps::Entry* idle = maps_.Expired(clock_.Now())) maps_.Erase(*idle);
 }
 
 }  // namespace attnd
