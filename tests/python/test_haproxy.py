@@ -21,6 +21,7 @@ from raw_peer import (CONTINUATION, DATA, END_HEADERS, HEADERS, PING, RESET, SET
 
 import attnd
 
+pytestmark = pytest.mark.rare("haproxy")
 GRPC = "application/grpc"
 CONFIGURATION = os.path.join(ROOT, "deploy/haproxy/haproxy.cfg")
 ATTNCTL = os.path.join(ROOT, "bazel-bin/client/attnctl")
