@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -14,11 +15,15 @@
 namespace attnd {
 namespace {
 
+std::atomic<int64_t> all_mapped = 0;
+
 // Null where there is no memory.
 void* Map(size_t bytes) {
   void* pages =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, /*fd=*/-1, 0);
-  return pages == MAP_FAILED ? nullptr : pages;
+  if (pages == MAP_FAILED) return nullptr;
+  all_mapped += static_cast<int64_t>(bytes);
+  return pages;
 }
 
 }  // namespace
@@ -26,7 +31,10 @@ void* Map(size_t bytes) {
 void LargeBuffer::Free::operator()(std::byte* memory) const {
   if (mapped == 0) return std::free(memory);
   munmap(memory, mapped);
+  all_mapped -= static_cast<int64_t>(mapped);
 }
+
+int64_t LargeBuffer::MappedBytes() { return all_mapped; }
 
 absl::StatusOr<LargeBuffer> LargeBuffer::Make(int64_t bytes) {
   const auto size = static_cast<size_t>(RoundUp(std::max<int64_t>(bytes, 1), kAlignment));

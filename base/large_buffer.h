@@ -25,6 +25,9 @@ class LargeBuffer {
   // RESOURCE_EXHAUSTED: the machine has no such memory.
   static absl::StatusOr<LargeBuffer> Make(int64_t bytes);
 
+  // Bytes that all buffers of this process have mapped. Any thread.
+  static int64_t MappedBytes();
+
   std::byte* data() const { return memory_.get(); }
 
  private:

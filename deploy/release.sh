@@ -10,13 +10,18 @@ mkdir -p "$1"
 output=$(readlink -f "$1") name=$2
 cd "$(dirname "$(readlink -f "$0")")/.."
 rm -f "$output"/attnd-*.whl  # of another version or policy
+step() { echo "release.sh: step $1 of 4, $2" >&2; }
 
+step 1 bundle
 deploy/bundle.sh --output "$output/$name"
+step 2 tarball
 epoch=$(git log -1 --format=%ct 2>/dev/null || echo 0)
 tar -C "$output" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -cf - "$name" |
   gzip -n > "$output/$name.tar.gz"
 cp "$output/$name/sbom.cdx.json" "$output/$name.cdx.json"
+step 3 image
 deploy/image.sh "$output/$name" "$output/$name.oci.tar"
+step 4 wheel
 /usr/bin/python3 -B client/python/build_wheel.py bazel-bin/client/c/libattnd_client.so bazel-bin/client/attnctl "$output"
 cd "$output"
 sha256sum "$name.tar.gz" "$name.oci.tar" "$name.cdx.json" attnd-*.whl > SHA256SUMS

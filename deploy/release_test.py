@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.rare("release")
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NAME = "attnd-0.1.0-linux-x86_64"
 MOST_MB = {f"{NAME}.tar.gz": 80, f"{NAME}.oci.tar": 150, f"{NAME}.cdx.json": 1}

@@ -30,7 +30,8 @@ def run(tmp_path):
 
     def start(*arguments, period=30):
         code = f"import sys, pytest, run_plugin; run_plugin.PERIOD_SECONDS = {period}; sys.exit(pytest.main(sys.argv[1:]))"
-        done = subprocess.run([sys.executable, "-B", "-c", code, "-q", "-p", "run_plugin", "-p", "no:cacheprovider", "-n", "2",
+        done = subprocess.run([sys.executable, "-B", "-c", code, "-q", "-p", "run_plugin", "-p", "no:cacheprovider",
+                               "-n", "2",
                                *arguments, str(tmp_path)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
                               env={**os.environ, "PYTHONPATH": TESTS}, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""tests/summary.py and tests/slowest.py on files made here."""
+"""tests/summary.py, slowest.py and line_coverage.py on files made here."""
 import gzip
 import json
 import os
@@ -93,3 +93,18 @@ def test_slowest_lists_actions_without_their_waits_and_targets_and_cases(tmp_pat
         "Actions of the build:", "    30.0 s  Compiling a.cc", "",
         "Test targets and files:", "    61.0 s  tests/python/test_b.py", "",
         "Cases:", "    61.0 s  tests/python/test_b.py p"], done.stderr
+
+
+def test_coverage_counts_a_line_of_several_tests_once_and_the_product_alone(tmp_path):
+    files = {"a": "SF:base/a.cc\nDA:1,0\nDA:2,5\nDA:3,0\nend_of_record\nSF:tests/fake.cc\nDA:1,1\nend_of_record\n",
+             "b": "SF:base/a.cc\nDA:1,2\nDA:2,0\nend_of_record\nSF:net/b.cc\nDA:9,1\nend_of_record\n"}
+    with open(tmp_path / "bazel.json", "w") as events:
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+            outputs = [{"name": "test.lcov", "uri": f"file://{tmp_path / name}"}]
+            events.write(json.dumps({"id": {}, "testResult": {"testActionOutput": outputs}}) + "\n")
+    done = subprocess.run([sys.executable, SUMMARY.replace("summary", "line_coverage"), str(tmp_path / "bazel.json")],
+                          capture_output=True, text=True)
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["66.7", "%", "2", "of", "3", "lines", "base"], ["100.0", "%", "1", "of", "1", "lines", "net"],
+        ["75.0", "%", "3", "of", "4", "lines", "all"]], done.stderr

@@ -2,14 +2,6 @@
 
 Each rule is a generator over {path: text} that yields "path: what is wrong". It runs on the documents of this
 repository, and on PLANTED below, a violation that it must find.
-
-Sentences: tables, code, headings, pictures and quoted HTML are left out. A paragraph, and an item of a list, is a block.
-A block is cut after `.`, `!` or `?` (and closing brackets, quotes or asterisks) before white space, unless an
-abbreviation ends there. A word is what stands between spaces and holds a letter or a digit; inline code is one word,
-and of a link the text counts. What has fewer than three words, such as a label, is no sentence.
-All words of a document, tables and code included, are counted as `wc -w` does.
-
-    /usr/bin/python3 tests/words_test.py      # a line for each document: words, sentences, average, longest
 """
 import glob
 import os
@@ -20,15 +12,8 @@ import xml.etree.ElementTree
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-MAX_WORDS = 32_000
-MAX_AVERAGE = 20
-MAX_SENTENCE = 45
-MAX_PERFORMANCE_LINES = 250
-MAX_DECISION_LINES = 6
-MAX_DECISION_WIDTH = 100
 FOLDERS = ("base", "net", "attention", "modules", "kernels", "proto", "server", "client", "tools", "tests", "deploy",
            "third_party")
-ABBREVIATIONS = ("e.g.", "i.e.", "cf.", "vs.", "etc.")
 
 
 def load_documents():
@@ -47,81 +32,7 @@ def pages(documents):
     return {name: text for name, text in documents.items() if name.endswith(".md")}
 
 
-# ---- Sentences.
-
-def prose_lines(text):
-    """The lines of prose; "" where a block ends."""
-    in_fence, before, in_code = False, "", False
-    for line in text.split("\n"):
-        is_fence = line.lstrip().startswith("```")
-        in_code = line.startswith("    ") and (in_code or not before.strip())
-        if is_fence or in_fence or in_code or re.match(r"\s*(\||#+ |<|!\[)", line):
-            yield ""
-        else:
-            yield line
-        in_fence ^= is_fence
-        before = line
-
-
-def blocks(text):
-    block = []
-    for line in [*prose_lines(text), ""]:
-        item = re.match(r"\s*(?:[-*]|\d+\.) +(.*)", line)
-        if (item or not line.strip()) and block:
-            yield " ".join(block)
-            block = []
-        if line.strip():
-            block.append(item.group(1) if item else line.strip())
-
-
-def words_of(block):
-    """The words of a block; white space within inline code and a link's target are gone."""
-    block = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", block)
-    block = re.sub(r"`[^`]*`", "code", block)
-    block = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", block)
-    return [word for word in block.split() if re.search(r"\w", word)]
-
-
-def sentences(text):
-    for block in blocks(text):
-        sentence = []
-        for word in [*words_of(block), None]:
-            if word is not None:
-                sentence.append(word)
-            ends = word is None or (re.search(r"[.!?][)\]\"'*_”’]*$", word) and not word.endswith(ABBREVIATIONS))
-            if ends:
-                if len(sentence) >= 3:
-                    yield sentence
-                sentence = []
-
-
 # ---- Rules.
-
-def all_words(documents):
-    total = sum(len(text.split()) for text in pages(documents).values())
-    if total > MAX_WORDS:
-        yield f"all documents: {total} words, limit {MAX_WORDS}"
-
-
-def average_sentence(documents):
-    for name, text in pages(documents).items():
-        lengths = [len(sentence) for sentence in sentences(text)]
-        if lengths and sum(lengths) / len(lengths) > MAX_AVERAGE:
-            yield f"{name}: {sum(lengths) / len(lengths):.1f} words a sentence, limit {MAX_AVERAGE}"
-
-
-def longest_sentence(documents):
-    for name, text in pages(documents).items():
-        for sentence in sentences(text):
-            if len(sentence) > MAX_SENTENCE:
-                yield f"{name}: a sentence of {len(sentence)} words, limit {MAX_SENTENCE}: {' '.join(sentence)}"
-
-
-def length_of_performance(documents):
-    lines = documents.get("docs/PERFORMANCE.md", "").count("\n")
-    if lines > MAX_PERFORMANCE_LINES:
-        yield f"docs/PERFORMANCE.md: {lines} lines, limit {MAX_PERFORMANCE_LINES}"
-
 
 def decisions(documents):
     """(title, lines) of each decision: a heading of the third level in ARCHITECTURE's section Decisions."""
@@ -131,16 +42,11 @@ def decisions(documents):
         yield title, [line for line in lines if line.strip()]
 
 
-def short_decisions(documents):
-    """Each states context, decision and consequence, in at most six lines that are no wider than a page."""
+def whole_decisions(documents):
+    """Each states context, decision and consequence."""
     if "docs/ARCHITECTURE.md" in documents and not list(decisions(documents)):
         yield "docs/ARCHITECTURE.md: no decisions"
     for title, lines in decisions(documents):
-        if len(lines) > MAX_DECISION_LINES:
-            yield f"docs/ARCHITECTURE.md: {title}: {len(lines)} lines, limit {MAX_DECISION_LINES}"
-        for line in lines:
-            if len(line) > MAX_DECISION_WIDTH:
-                yield f"docs/ARCHITECTURE.md: {title}: {len(line)} characters, limit {MAX_DECISION_WIDTH}: {line}"
         for part in ("- Context: ", "- Decision: ", "- Consequence: "):
             if not any(line.startswith(part) for line in lines):
                 yield f"docs/ARCHITECTURE.md: {title}: no line that begins with {part}"
@@ -230,8 +136,7 @@ def pictures_render(documents):
             yield f"{name}: no text"
 
 
-RULES = [all_words, average_sentence, longest_sentence, length_of_performance, short_decisions,
-         figures_are_current, paths_exist, diagrams_render, pictures_render]
+RULES = [whole_decisions, figures_are_current, paths_exist, diagrams_render, pictures_render]
 
 DECISION = "## Decisions\n\n### Raw\n- Context: a.\n- Decision: b.\n- Consequence: c.\n"
 FIGURES = "| figure | |\n|---|---|\n| a | 1.5 times; 65 / 320 µs |\n"
@@ -244,15 +149,7 @@ def page_of(diagram):
 
 
 PLANTED = {
-    all_words: [{"README.md": "word " * 20_000, "docs/A.md": "| word " * 6_001}],
-    average_sentence: [{"README.md": "# Title\n\n" + "word " * 21 + "end.\n\n- " + "word " * 20 + "end!\n"},
-                       {"docs/A.md": "Yes.\n\n" + "word " * 20 + "[a link](http://x.y/z) and `inline code. here`.\n"}],
-    longest_sentence: [{"README.md": "Short ones are fine.\n" * 9 + "Now comes " + "word " * 44 + "end.\n"},
-                       {"docs/A.md": "- " + "word, e.g. one; " * 16 + "end\n- next\n"}],
-    length_of_performance: [{"docs/PERFORMANCE.md": "\n" * 251}],
-    short_decisions: [{"docs/ARCHITECTURE.md": DECISION + "more\n" * 4},
-                      {"docs/ARCHITECTURE.md": DECISION + "x" * 101 + "\n"},
-                      {"docs/ARCHITECTURE.md": DECISION.replace("- Consequence: ", "- ")},
+    whole_decisions: [{"docs/ARCHITECTURE.md": DECISION.replace("- Consequence: ", "- ")},
                       {"docs/ARCHITECTURE.md": "# Architecture\n"}],
     figures_are_current: [{"README.md": FIGURES, "docs/PERFORMANCE.md": "1.5, 65 / 32"},
                           {"README.md": FIGURES, "docs/PERFORMANCE.md": "11.5, 65 / 320"}, {"README.md": "# A\n"}],
@@ -267,16 +164,9 @@ PLANTED = {
                       {"docs/A.md": "![a](pictures/a.svg)\n", "docs/pictures/a.svg": SVG.replace("width", "w")},
                       {"docs/A.md": "![a](pictures/a.svg)\n", "docs/pictures/a.svg": SVG.replace("text", "path")}],
 }
-# What the same rules let pass: limits reached, and what is no sentence.
+# The same rules let these pass.
 KEPT = {
-    all_words: [{"README.md": "word " * MAX_WORDS}],
-    average_sentence: [{"README.md": "| " + "word " * 30 + "|\n\n    " + "code " * 30 + "\n"},
-                       {"README.md": "```\n" + "word " * 30 + "\n```\n# " + "word " * 30 + "\n"},
-                       {"README.md": "word " * 19 + "end. " + "word " * 19 + "(end.)\n"}],
-    longest_sentence: [{"README.md": "word " * 44 + "end.\n" + "word " * 44 + "end.\n"},
-                       {"README.md": "Run `" + "a " * 60 + "`, then look.\n"}],
-    length_of_performance: [{"docs/PERFORMANCE.md": "\n" * 250}],
-    short_decisions: [{"docs/ARCHITECTURE.md": DECISION + "more\n" * 3 + "\n## Next\n" + "more\n" * 9}],
+    whole_decisions: [{"docs/ARCHITECTURE.md": DECISION + "more\n" * 3 + "\n## Next\n" + "more\n" * 9}],
     figures_are_current: [{"README.md": FIGURES, "docs/PERFORMANCE.md": "| 1.5 / 2 | 65 / 320 |"}],
     paths_exist: [{"docs/A.md": "`tests/words_test.py`, `tests/`, `kernels/smNN/`, `and/or`\n"}],
     diagrams_render: [page_of(DIAGRAM), {"docs/ARCHITECTURE.md": page_of(DIAGRAM)["docs/A.md"] * 2}],
@@ -302,21 +192,6 @@ def test_rule_finds_what_is_planted(rule):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_rule_lets_the_limit_pass(rule):
+def test_rule_lets_the_right_pass(rule):
     for kept in KEPT[rule]:
         assert not list(rule(kept)), kept
-
-
-def main():
-    total = 0
-    for name, text in pages(load_documents()).items():
-        lengths = [len(sentence) for sentence in sentences(text)] or [0]
-        total += len(text.split())
-        average = sum(lengths) / len(lengths)
-        print(f"{name:24} {len(text.split()):6} words {len(lengths):4} sentences, average {average:5.1f},"
-              f" longest {max(lengths)}")
-    print(f"{'together':24} {total:6} words, limit {MAX_WORDS}")
-
-
-if __name__ == "__main__":
-    main()

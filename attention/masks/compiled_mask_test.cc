@@ -50,7 +50,7 @@ MaskPlan PlanOf(MaskPattern pattern, int64_t rows, int64_t keys, int64_t offset 
 
 TEST(CompiledMask, CountsTheKnownPairs) {
   const int64_t n = 1000, w = 37, g = 20, p = 40;
-  EXPECT_EQ(PlanOf(Causal(), n, n).visible, n * (n + 1) / 2);
+  EXPECT_EQ(PlanOf(CausalMask(), n, n).visible, n * (n + 1) / 2);
   EXPECT_EQ(PlanOf(Window(w, w), n, n).visible, n * (2 * w + 1) - w * (w + 1));
   EXPECT_EQ(PlanOf(Window(w, 0), n, n).visible, n * (w + 1) - w * (w + 1) / 2);
   EXPECT_EQ(PlanOf(FirstTokens(g), n, n).visible, n * n - (n - g) * (n - g));
@@ -65,16 +65,16 @@ TEST(CompiledMask, CountsTheKnownPairs) {
     causal += len * (len + 1) / 2;
   }
   EXPECT_EQ(PlanOf(Documents(cu), n, n).visible, whole);
-  EXPECT_EQ(PlanOf(All({Documents(cu), Causal()}), n, n).visible, causal);
+  EXPECT_EQ(PlanOf(All({Documents(cu), CausalMask()}), n, n).visible, causal);
 }
 
 TEST(CompiledMask, FollowsTheDiagonalOfTheCall) {
   const int64_t rows = 300, keys = 1000;
-  const MaskPlan bottom_right = PlanOf(Causal(), rows, keys, keys - rows);
+  const MaskPlan bottom_right = PlanOf(CausalMask(), rows, keys, keys - rows);
   EXPECT_EQ(bottom_right.visible, rows * (keys - rows) + rows * (rows + 1) / 2);
-  EXPECT_EQ(PlanOf(Causal(), rows, keys).visible, rows * (rows + 1) / 2);
+  EXPECT_EQ(PlanOf(CausalMask(), rows, keys).visible, rows * (rows + 1) / 2);
   // With more queries than keys the first ones see nothing.
-  const MaskPlan plan = PlanOf(Causal(), keys, rows, rows - keys);
+  const MaskPlan plan = PlanOf(CausalMask(), keys, rows, rows - keys);
   EXPECT_EQ(plan.empty_rows, keys - rows);
   EXPECT_EQ(plan.first_empty_row, 0);
   EXPECT_EQ(plan.visible, rows * (rows + 1) / 2);
@@ -101,23 +101,23 @@ TEST(CompiledMask, ReadsColumnsAsFlashMaskDoes) {
   const auto columns = [](Numbers start, MaskExpr base) {
     return PlanOf(ColRuns{1, std::move(start), Numbers(10, 10), std::move(base)}, 10, 10);
   };
-  const MaskPlan documents = columns({4, 4, 4, 4, 7, 7, 7, 10, 10, 10}, Causal());
-  const MaskPlan same = PlanOf(All({Documents({0, 4, 7, 10}), Causal()}), 10, 10);
+  const MaskPlan documents = columns({4, 4, 4, 4, 7, 7, 7, 10, 10, 10}, CausalMask());
+  const MaskPlan same = PlanOf(All({Documents({0, 4, 7, 10}), CausalMask()}), 10, 10);
   EXPECT_EQ(documents.bitmaps, same.bitmaps);
   EXPECT_EQ(documents.visible, 10 + 6 + 6);
   // A question of four tokens, two answers of three.
-  const MaskPlan shared = columns({10, 10, 10, 10, 7, 7, 7, 10, 10, 10}, Causal());
+  const MaskPlan shared = columns({10, 10, 10, 10, 7, 7, 7, 10, 10, 10}, CausalMask());
   EXPECT_EQ(shared.visible, 55 - 9);
   EXPECT_EQ(shared.CountVisible(8, 0, 10), 4 + 2);
-  const MaskPlan window = columns({10, 4, 5, 6, 7, 8, 9, 10, 10, 10}, Causal());
+  const MaskPlan window = columns({10, 4, 5, 6, 7, 8, 9, 10, 10, 10}, CausalMask());
   const MaskPlan global = PlanOf(
-      All({Any({Window(2, 0), {Global{{0}, {1}, GlobalDirection::kColumns}, {}}}), Causal()}), 10,
-      10);
+      All({Any({Window(2, 0), {Global{{0}, {1}, GlobalDirection::kColumns}, {}}}), CausalMask()}),
+      10, 10);
   EXPECT_EQ(window.bitmaps, global.bitmaps);
 }
 
 TEST(CompiledMask, FindsTheTilesOfTheKnownMasks) {
-  const MaskPlan causal = PlanOf(Causal(), 4096, 4096);
+  const MaskPlan causal = PlanOf(CausalMask(), 4096, 4096);
   EXPECT_EQ(causal.full_tiles + causal.partial_tiles, 32 * 33 / 2 * 4);  // 51.6 %
   EXPECT_EQ(causal.full_tiles, 32 * 31 / 2 * 4);
   EXPECT_EQ(causal.bitmap_count(), 4);
@@ -174,7 +174,7 @@ TEST(CompiledMask, IsTheSamePartOfAWhole) {
 }
 
 TEST(CompiledMask, LeavesOutWhatNobodyAskedFor) {
-  const MaskSpec spec = SpecOf({Causal()});
+  const MaskSpec spec = SpecOf({CausalMask()});
   const MaskCall call = {1, 1, 500, 500, {0}};
   auto rows = Compile(spec, call, {.tile = {64, 128}, .by_keys = false});
   EXPECT_TRUE(rows->PlanAt(0, 0).by_keys.tiles.empty());
@@ -239,7 +239,7 @@ TEST(CompiledMask, RefusesTooMuchWorkBeforeItBegins) {
       {"strides", Primes(4000, false)},
       {"two strides", Primes(2, false)},
       {"random single keys", {RandomBlocks{1, 1 << 20, 1, false}, {}}},
-      {"causal in lists of tiles", Causal()},
+      {"causal in lists of tiles", CausalMask()},
   };
   for (const auto& [name, expr] : cases) {
     auto mask = MaskDescription::Make(SpecOf({expr}), call);
@@ -280,7 +280,8 @@ TEST(CompiledMask, EndsAtItsLimitsWhereTheEstimateLetItPass) {
 
 TEST(CompiledMask, RefusesMorePlacesThanItCanTell) {
   // Lengths by batch entry and patterns by head: a million entries of a thousand heads.
-  MaskSpec spec = SpecOf({MaskExpr{Prefix{Numbers(1 << 20, 1)}, {}}, Causal()}, Numbers(1024, 0));
+  MaskSpec spec =
+      SpecOf({MaskExpr{Prefix{Numbers(1 << 20, 1)}, {}}, CausalMask()}, Numbers(1024, 0));
   std::get<Prefix>(std::get<MaskExpr>(spec.pattern[0]).op).len[5] = 0;
   spec.pattern_of[3] = 1;
   auto compiled = Compile(spec, {1 << 20, 1024, 1, 2, {0}});
@@ -288,7 +289,7 @@ TEST(CompiledMask, RefusesMorePlacesThanItCanTell) {
 }
 
 TEST(CompiledMask, RefusesAPlaceBeyondTheMask) {
-  auto mask = MaskDescription::Make(SpecOf({Causal()}), {1, 1, 64, 64, {0}});
+  auto mask = MaskDescription::Make(SpecOf({CausalMask()}), {1, 1, 64, 64, {0}});
   auto compiled = CompiledMask::Make(**mask, {1, 0, 0, 0}, {1, 1, 64, 64, {0}}, {.tile = {8, 8}});
   EXPECT_EQ(compiled.status().message(),
             "problem.mask.extents.rows: expected at least origin + the problem's = 65, got 64");

@@ -193,6 +193,20 @@ ATTND_API int attnd_forward(attnd_client* client, const attnd_problem* problem,
 ATTND_API int attnd_backward(attnd_client* client, const attnd_problem* problem,
                              const attnd_backward_tensors* tensors, attnd_call* call);
 
+/* Attention within this process: the daemon's engine for processors, without a server. Problems and
+ * tensors are those of attnd_forward and attnd_backward, and so are errors of what they say; keep
+ * and capture are NULL. The receipt's backend is "local". attnd_call_cancel ends a call soon, its
+ * timeout does not. threads: 0: as many as this process may use. float64: 1: in float64 and plain
+ * loops, for comparisons. Any threads may call it at a time; a forked process needs one of its own.
+ */
+typedef struct attnd_local attnd_local;
+ATTND_API attnd_local* attnd_local_new(int32_t threads, int32_t float64);
+ATTND_API void attnd_local_free(attnd_local* local); /* no call may be running; NULL is fine */
+ATTND_API int attnd_local_forward(attnd_local* local, const attnd_problem* problem,
+                                  const attnd_forward_tensors* tensors, attnd_call* call);
+ATTND_API int attnd_local_backward(attnd_local* local, const attnd_problem* problem,
+                                   const attnd_backward_tensors* tensors, attnd_call* call);
+
 /* `spec`: a serialized attnd.v1.MaskSpec without id, for problems of these sizes: batch entries or
  * packed sequences, and the longest one's rows and keys. NULL after an error. Any number of calls,
  * clients and threads may use it at a time; freed when none does any more. NULL is fine there. */

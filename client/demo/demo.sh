@@ -20,15 +20,15 @@ trap finish EXIT
 
 heading() { printf '\n=== %s\n' "$*"; }
 
-# wait_for FILE: until the daemon has written it.
+# wait_for FILE: until the daemon has written it, ten minutes at most.
 wait_for() {
-  for _ in $(seq 300); do
-    [ -s "$1" ] && return
-    kill -0 "$daemon" 2>/dev/null || break
+  local tenths=0
+  until [ -s "$1" ]; do
+    kill -0 "$daemon" 2>/dev/null && [ $tenths -lt 6000 ] || { echo "demo.sh: attnd did not start" >&2; return 1; }
     sleep 0.1
+    tenths=$((tenths + 1))
+    [ $((tenths % 300)) != 0 ] || echo "starting for $((tenths / 10)) s: kernels that the build lacks are compiled once"
   done
-  echo "demo.sh: attnd did not start" >&2
-  return 1
 }
 
 # fetch HOST PORT PATH: the body of an HTTP reply, without a tool that may not be there.

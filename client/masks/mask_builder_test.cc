@@ -12,6 +12,7 @@
 #include "attention/masks/mask_description.h"
 #include "attention/masks/mask_oracle.h"
 #include "attention/random_problem.h"
+#include "base/floor.h"
 #include "tests/masks/mask_comparison.h"
 
 namespace attnd::masks {
@@ -26,8 +27,6 @@ struct Score {
 };
 using Predicate = std::function<bool(const Score&)>;
 
-int64_t FloorMod(int64_t a, int64_t n) { return ((a % n) + n) % n; }
-int64_t FloorDiv(int64_t a, int64_t n) { return (a - FloorMod(a, n)) / n; }
 bool In(int64_t at, int64_t begin, int64_t end) { return begin <= at && at < end; }
 
 void ForEachScore(const std::function<void(const Score&)>& visit) {
@@ -95,13 +94,13 @@ std::vector<Case> Expressions() {
       {"window", Window(6, 2), [](const Score& s) { return In(s.j, s.q - 6, s.q + 3); }},
       {"window_left", Window(6, -1), [](const Score& s) { return s.j >= s.q - 6; }},
       {"dilated", Dilated(4, 2, 3),
-       [](const Score& s) { return FloorMod(s.q - s.j, 4) == 0 && In(s.j - s.q, -8, 13); }},
-      {"stride", Stride(7, 3), [](const Score& s) { return FloorMod(s.q - s.j, 7) == 3; }},
+       [](const Score& s) { return FloorModulo(s.q - s.j, 4) == 0 && In(s.j - s.q, -8, 13); }},
+      {"stride", Stride(7, 3), [](const Score& s) { return FloorModulo(s.q - s.j, 7) == 3; }},
       {"stride_columns", StrideColumns(8, 2, 5), [](const Score& s) { return In(s.j % 8, 2, 5); }},
       {"block_window", BlockWindow(6, -1, 1, {0, 4}),
        [](const Score& s) {
          const int64_t shift = s.b == 0 ? 0 : 4;
-         return In(FloorDiv(s.j + shift, 6) - FloorDiv(s.q + shift, 6), -1, 2);
+         return In(FloorDivide(s.j + shift, 6) - FloorDivide(s.q + shift, 6), -1, 2);
        }},
       {"global", Global({{0, 3}, {20, 22}}),
        [](const Score& s) {

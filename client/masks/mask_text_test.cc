@@ -48,7 +48,8 @@ TEST(ParseMask, ReadsEachName) {
     const absl::StatusOr<Mask> mask = ParseMask(text, kTextKeys);
     ASSERT_TRUE(mask.ok()) << text << ": " << mask.status();
     EXPECT_EQ(*mask, expected) << text;
-    EXPECT_TRUE(MaskDescription::Make(mask->Spec(), {2, 1, kTextKeys, kTextKeys, {0}}).ok()) << text;
+    const MaskCall call = {2, 1, kTextKeys, kTextKeys, {0}};
+    EXPECT_TRUE(MaskDescription::Make(mask->Spec(), call).ok()) << text;
   }
 }
 

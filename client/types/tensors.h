@@ -4,6 +4,9 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
+#include "attention/problem.h"
+
 namespace attnd {
 
 struct ForwardTensors {
@@ -38,5 +41,9 @@ struct BackwardOutputs {
   float* d_bias = nullptr;  // of the bias's shape, iff problem.bias->want_gradient
   float* d_sink = nullptr;  // [batch, q_heads], iff the denominator is a sink
 };
+
+// INVALID_ARGUMENT naming the first array that the problem needs and that is null.
+absl::Status CheckTensors(const Problem& p, const ForwardTensors& in, const ForwardOutputs& out);
+absl::Status CheckTensors(const Problem& p, const BackwardTensors& in, const BackwardOutputs& out);
 
 }  // namespace attnd

@@ -1,5 +1,5 @@
-// Reading a mask's lists (TileLists, params.h) on the device: lines, bitmaps (mask_words.h), and single
-// places for what is slow and rare.
+// Reads a mask's lists (TileLists, params.h) on the device: lines, bitmaps (mask_words.h), and
+// single places where speed does not matter.
 // Errors: none. Threads: pure functions.
 #pragma once
 

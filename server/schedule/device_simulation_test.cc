@@ -36,7 +36,7 @@ Problem SimulatedProblem(Random& random) {
   p.kv_heads = random.Between(1, 2);
   p.q_len = random.Between(1, 200);
   p.kv_len = random.Between(1, 200);
-  p.qk_head_dim = p.v_head_dim = random.Chance(0.3) ? 20 : 64;
+  p.qk_head_dim = p.v_head_dim = random.Chance(0.3) ? 40 : 64;
   p.element = ElementType::kFloat16;
   p.causal = random.Chance(0.5);
   p.alignment = Alignment::kTopLeft;

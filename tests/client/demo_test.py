@@ -3,6 +3,8 @@ import os
 import re
 import subprocess
 
+import pytest
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -11,6 +13,7 @@ def run_demo(*arguments):
                           stdin=subprocess.DEVNULL, timeout=300)
 
 
+@pytest.mark.rare("demos")
 def test_demo_trains_checks_measures_and_drains():
     done = run_demo("--steps", "8", "--batch", "2")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -20,6 +23,7 @@ def test_demo_trains_checks_measures_and_drains():
     assert done.stdout.endswith("attnd exited with status 0\n")
 
 
+@pytest.mark.rare("demos")
 def test_demo_fails_when_the_curves_differ_and_leaves_no_daemon():
     done = run_demo("--steps", "2", "--batch", "2", "--tolerance", "0")
     assert done.returncode == 1 and "THEY DIFFER" in done.stdout, done.stdout

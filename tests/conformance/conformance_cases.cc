@@ -35,7 +35,7 @@ Problem Sized(int64_t q_len, int64_t kv_len, int64_t dim) {
   return p;
 }
 
-Problem Causal(Problem p, Alignment alignment) {
+Problem CausalAt(Problem p, Alignment alignment) {
   p.causal = true;
   p.alignment = alignment;
   return p;
@@ -100,9 +100,9 @@ void AddLengths(Table& table) {
     int64_t dim = std::max(q_len, kv_len) > 150 ? 64 : 32;
     table.AddInSomeElement(name, Sized(q_len, kv_len, dim));
     table.AddInSomeElement(absl::StrCat("causal_bottom_right_", name),
-                           Causal(Sized(q_len, kv_len, dim), Alignment::kBottomRight));
+                           CausalAt(Sized(q_len, kv_len, dim), Alignment::kBottomRight));
     table.AddInSomeElement(absl::StrCat("causal_top_left_", name),
-                           Causal(Sized(q_len, kv_len, dim), Alignment::kTopLeft));
+                           CausalAt(Sized(q_len, kv_len, dim), Alignment::kTopLeft));
   }
 }
 
@@ -124,7 +124,7 @@ void AddHeadDims(Table& table) {
   static constexpr int64_t kPairs[][2] = {{1, 256},  {256, 1},  {32, 64},   {64, 32}, {192, 128},
                                           {128, 64}, {40, 128}, {255, 129}, {7, 3},   {96, 256}};
   for (const auto& [qk_dim, v_dim] : kPairs) {
-    Problem p = Causal(Sized(35, 41, qk_dim), Alignment::kBottomRight);
+    Problem p = CausalAt(Sized(35, 41, qk_dim), Alignment::kBottomRight);
     p.v_head_dim = v_dim;
     table.AddInSomeElement(absl::StrCat("head_dims_", qk_dim, "_", v_dim), p);
   }
@@ -137,7 +137,7 @@ void AddHeadDims(Table& table) {
   for (int64_t dim : {64, 128}) {  // the usual sizes, in each element
     table.AddInEachElement(absl::StrCat("usual_", dim), Sized(70, 90, dim));
     table.AddInEachElement(absl::StrCat("usual_causal_", dim),
-                           Causal(Sized(90, 90, dim), Alignment::kTopLeft));
+                           CausalAt(Sized(90, 90, dim), Alignment::kTopLeft));
   }
 }
 
@@ -145,7 +145,7 @@ void AddHeadsAndLayouts(Table& table) {
   static constexpr int64_t kHeads[][2] = {{1, 1}, {4, 4}, {4, 2}, {8, 1}, {6, 3}};
   for (const auto& [q_heads, kv_heads] : kHeads) {
     for (Layout layout : {Layout::kBhld, Layout::kBlhd}) {
-      Problem p = Causal(Sized(19, 37, 16), Alignment::kBottomRight);
+      Problem p = CausalAt(Sized(19, 37, 16), Alignment::kBottomRight);
       p.batch = 2;
       p.q_heads = q_heads;
       p.kv_heads = kv_heads;
@@ -160,8 +160,8 @@ void AddHeadsAndLayouts(Table& table) {
 void AddDiagonals(Table& table) {
   for (Alignment alignment : {Alignment::kTopLeft, Alignment::kBottomRight}) {
     std::string name = alignment == Alignment::kTopLeft ? "top_left" : "bottom_right";
-    table.AddInEachElement("causal_" + name, Causal(Plain(), alignment));
-    table.AddInSomeElement("causal_more_queries_" + name, Causal(Sized(47, 33, 16), alignment));
+    table.AddInEachElement("causal_" + name, CausalAt(Plain(), alignment));
+    table.AddInSomeElement("causal_more_queries_" + name, CausalAt(Sized(47, 33, 16), alignment));
     for (const auto& [left, right] :
          {std::pair{0, 0}, {5, 0}, {0, 5}, {3, 7}, {-1, 2}, {2, -1}, {100, 100}}) {
       table.AddInSomeElement(absl::StrCat("window_", left < 0 ? "none" : absl::StrCat(left), "_",
@@ -173,7 +173,7 @@ void AddDiagonals(Table& table) {
     table.AddInSomeElement("causal_and_window_" + name, both);
   }
   for (int32_t offset : {-100, -20, -1, 0, 1, 13, 46, 47, 100, 1 << 20, -(1 << 20)}) {
-    Problem p = Causal(Plain(), Alignment::kOffsets);
+    Problem p = CausalAt(Plain(), Alignment::kOffsets);
     p.offsets = {offset};
     table.AddInSomeElement(
         absl::StrCat("causal_offset_", offset < 0 ? "minus_" : "", std::abs(offset)), p);
@@ -183,7 +183,7 @@ void AddDiagonals(Table& table) {
     table.AddInSomeElement(
         absl::StrCat("window_offset_", offset < 0 ? "minus_" : "", std::abs(offset)), p);
   }
-  Problem per_batch = Causal(Plain(), Alignment::kOffsets);
+  Problem per_batch = CausalAt(Plain(), Alignment::kOffsets);
   per_batch.batch = 3;
   per_batch.offsets = {-10, 14, 40};
   table.AddInSomeElement("causal_offsets_per_batch", per_batch);
@@ -211,18 +211,18 @@ void AddLengthsPerEntry(Table& table) {
     std::string name = layout == Layout::kPackedThd ? "packed_thd" : "packed_htd";
     Problem p = Packed(layout, {0, 33, 33, 34, 100}, {0, 20, 40, 41, 110});
     table.AddInEachElement(name, p);
-    table.AddInSomeElement(name + "_causal", Causal(p, Alignment::kBottomRight));
-    table.AddInSomeElement(name + "_causal_top_left", Causal(p, Alignment::kTopLeft));
+    table.AddInSomeElement(name + "_causal", CausalAt(p, Alignment::kBottomRight));
+    table.AddInSomeElement(name + "_causal_top_left", CausalAt(p, Alignment::kTopLeft));
     Problem empty = Packed(layout, {0, 0, 31, 64, 64}, {0, 17, 17, 80, 80});
-    table.AddInSomeElement(name + "_empty_sequences", Causal(empty, Alignment::kBottomRight));
-    Problem offsets = Causal(p, Alignment::kOffsets);
+    table.AddInSomeElement(name + "_empty_sequences", CausalAt(empty, Alignment::kBottomRight));
+    Problem offsets = CausalAt(p, Alignment::kOffsets);
     offsets.offsets = {0, 3, -1, 20};
     table.AddInSomeElement(name + "_offsets", offsets);
     Problem masked = p;
     masked.bool_mask = BoolMask{{4, 2, p.MaxQueryLength(), p.MaxKeyLength()}};
     masked.bias = Bias{ElementType::kFloat32, {1, 2, p.MaxQueryLength(), p.MaxKeyLength()}, true};
     table.AddInSomeElement(name + "_mask_and_bias", masked);
-    Problem grouped = Causal(p, Alignment::kBottomRight);
+    Problem grouped = CausalAt(p, Alignment::kBottomRight);
     grouped.q_heads = 6;
     grouped.kv_heads = 2;
     grouped.dropout = {50, 9, 8};
@@ -248,14 +248,14 @@ void AddMasksAndBiases(Table& table) {
     Problem p = Sized(100, 200, dim);
     p.bool_mask = BoolMask{{1, 2, 100, 200}};
     table.AddInSomeElement(absl::StrCat("bool_mask_tiles_", dim), p);
-    p = Causal(p, Alignment::kBottomRight);
+    p = CausalAt(p, Alignment::kBottomRight);
     p.window_left = 120;
     p.kv_lengths = {180};
     p.bool_mask = BoolMask{{1, 1, 100, 200}};
     p.denominator = DenominatorKind::kZeroRest;
     table.AddInSomeElement(absl::StrCat("bool_mask_tiles_cut_", dim), p);
   }
-  Problem all = Causal(Plain(), Alignment::kBottomRight);
+  Problem all = CausalAt(Plain(), Alignment::kBottomRight);
   all.batch = 2;
   all.window_left = 30;
   all.kv_lengths = {40, 13};
@@ -276,12 +276,12 @@ void AddScoreOptions(Table& table) {
         p);
   }
   for (float softcap : {0.5f, 5.0f, 50.0f}) {
-    Problem p = Causal(Plain(), Alignment::kBottomRight);
+    Problem p = CausalAt(Plain(), Alignment::kBottomRight);
     p.softcap = softcap;
     p.scale = 1.0f;
     table.AddInEachElement(absl::StrCat("softcap_", static_cast<int>(softcap * 10)), p);
   }
-  Problem alibi = Causal(Plain(), Alignment::kBottomRight);
+  Problem alibi = CausalAt(Plain(), Alignment::kBottomRight);
   alibi.batch = 2;
   alibi.alibi_slopes = {0.5f, 0.0625f};
   table.AddInSomeElement("alibi_per_head", alibi);
@@ -336,7 +336,7 @@ void AddSoftmaxOptions(Table& table) {
     low.sink_logits.clear();
     table.AddInSomeElement("zero_rest_of_no_key_" + name, low);
   }
-  Problem empty = Causal(Sized(47, 33, 16), Alignment::kBottomRight);  // 14 rows see nothing
+  Problem empty = CausalAt(Sized(47, 33, 16), Alignment::kBottomRight);  // 14 rows see nothing
   empty.denominator = DenominatorKind::kZeroRest;
   table.AddInSomeElement("zero_rest_with_empty_rows", empty);
   empty.denominator = DenominatorKind::kSink;
@@ -346,7 +346,7 @@ void AddSoftmaxOptions(Table& table) {
 
 void AddDropout(Table& table) {
   for (uint32_t threshold : {1, 26, 128, 255}) {
-    Problem p = Causal(Plain(), Alignment::kBottomRight);
+    Problem p = CausalAt(Plain(), Alignment::kBottomRight);
     p.batch = 2;
     p.dropout = {threshold, 0x123456789abcdef0u, 0xfedcba9876543210u};
     table.AddInSomeElement(absl::StrCat("dropout_", threshold), p);
@@ -365,11 +365,11 @@ void AddDropout(Table& table) {
 
 void AddExtremes(Table& table) {
   table.AddInEachElement("huge_logits", Sized(65, 70, 32), Values::kHuge);
-  table.AddInEachElement("huge_logits_causal", Causal(Sized(65, 70, 64), Alignment::kBottomRight),
+  table.AddInEachElement("huge_logits_causal", CausalAt(Sized(65, 70, 64), Alignment::kBottomRight),
                          Values::kHuge);
   table.AddInSomeElement("uniform_values", Sized(129, 130, 64), Values::kUniform);
   table.AddInEachElement("large_gradients", Sized(65, 70, 64), Values::kLargeGradients);
-  Problem grouped = Causal(Sized(40, 50, 32), Alignment::kBottomRight);
+  Problem grouped = CausalAt(Sized(40, 50, 32), Alignment::kBottomRight);
   grouped.batch = 2;
   grouped.q_heads = 6;
   grouped.kv_heads = 2;
@@ -382,7 +382,7 @@ void AddExtremes(Table& table) {
   half.accumulate = AccumulateType::kFloat16;
   half.element = ElementType::kFloat16;
   table.Add("accumulate_f16", half);
-  Problem no_keys = Causal(Plain(), Alignment::kOffsets);
+  Problem no_keys = CausalAt(Plain(), Alignment::kOffsets);
   no_keys.offsets = {-33};
   table.AddInEachElement("no_row_sees_a_key", no_keys);
   no_keys.denominator = DenominatorKind::kZeroRest;
@@ -414,7 +414,7 @@ void AddPoisons(Table& table) {
   bias.bias = Bias{ElementType::kFloat32, {2, 2, 33, 47}, true};
   table.AddPoisoned("nan_surfaces_from_bias", bias, Poison::kBias, kNan);
   table.AddPoisoned("infinity_surfaces_from_bias", bias, Poison::kBias, kInfinity);
-  Problem causal = Causal(plain, Alignment::kBottomRight);
+  Problem causal = CausalAt(plain, Alignment::kBottomRight);
   Problem window = Windowed(6, 3, Alignment::kBottomRight);
   for (const Place& place : {places[1], places[2]}) {
     table.AddPoisoned(absl::StrCat("nan_stays_with_its_rows_causal_", place.name), causal,

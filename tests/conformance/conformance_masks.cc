@@ -55,7 +55,7 @@ ColRuns HiddenRuns(const MaskCall& c) {
     runs.start.insert(runs.start.end(), {start, second});
     runs.end.insert(runs.end.end(), {std::min(rows, start + rows / 3), std::min(rows, second + 5)});
   }
-  runs.base = Causal();
+  runs.base = CausalMask();
   return runs;
 }
 
@@ -112,7 +112,7 @@ MaskSpec One(MaskPattern pattern) {
 
 MaskSpec PerHead(const MaskCall& c, bool per_batch) {
   MaskSpec mask;
-  mask.pattern = {Band(), Causal(), Intervals(c), Leaf(StrideRel{5, 2})};
+  mask.pattern = {Band(), CausalMask(), Intervals(c), Leaf(StrideRel{5, 2})};
   for (int64_t n = 0; n < (per_batch ? c.batch : 1) * c.q_heads; ++n) {
     mask.pattern_of.push_back(static_cast<uint32_t>((n + n / c.q_heads) % 4));
   }
@@ -150,11 +150,11 @@ const std::vector<Kind>& Kinds() {
        }},
       {"prefix",
        [](const MaskCall&) {
-         return One(Any({Causal(), Leaf(Prefix{{50, 75}})}));
+         return One(Any({CausalMask(), Leaf(Prefix{{50, 75}})}));
        }},
       {"segment",
        [](const MaskCall&) {
-         return One(All({Causal(), Leaf(Segment{{0, 11, 11, 50, 90}})}));
+         return One(All({CausalMask(), Leaf(Segment{{0, 11, 11, 50, 90}})}));
        }},
       {"groups",
        [](const MaskCall& c) {
@@ -167,7 +167,7 @@ const std::vector<Kind>& Kinds() {
        }},
       {"not_band",
        [](const MaskCall&) {
-         return One(All({Causal(), Not(Band())}));
+         return One(All({CausalMask(), Not(Band())}));
        }},
       {"reference",
        [](const MaskCall&) {

@@ -15,6 +15,8 @@
 
 namespace attnd {
 
+inline constexpr int64_t kMiB = int64_t{1} << 20;
+
 inline grpc::Status CallSmall(v1::Attention::Stub& stub) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));

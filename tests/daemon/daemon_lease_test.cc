@@ -239,11 +239,12 @@ TEST(DaemonLease, StaysUnderARunningBackwardThatOutlivesIt) {
   v1::BackwardRequest whole = MakeBackward(SmallProblem(), 1, forward);
   v1::BackwardResponse expected, got;
   ASSERT_TRUE(alice.Backward(whole, &expected).ok());
+  const int launches = gated.launches();
   gated.engine->Close();
   grpc::Status status;
   std::thread running(
       [&] { status = alice.Backward(Leased(whole, forward.residual().token()), &got); });
-  gated.WaitForLaunches(1);
+  gated.WaitForLaunches(launches + 1);
   EXPECT_TRUE(alice.Release(forward.residual().token()).ok());
   EXPECT_EQ(daemon.server().leases().leases, 0);
   EXPECT_GT(daemon.server().use().lease_bytes, 0);

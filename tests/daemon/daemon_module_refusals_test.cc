@@ -238,9 +238,9 @@ TEST_F(Refusals, CountAKindOnceAndRefuseMoreThanThereAre) {
   EXPECT_TRUE(caller_.Get(get, repeated).ok());
   EXPECT_EQ(repeated, once);
   get.add_kind(v1::TENSOR_KIND_WEIGHT);
-  EXPECT_EQ(RefusalOf(caller_.Get(get, repeated)), "BAD_FIELD");
+  EXPECT_EQ(ReasonOf(caller_.Get(get, repeated)), "BAD_FIELD");
   for (int n = 0; n < 20'000; ++n) get.add_kind(v1::TENSOR_KIND_WEIGHT);
-  EXPECT_EQ(RefusalOf(caller_.Get(get, repeated)), "BAD_FIELD");
+  EXPECT_EQ(ReasonOf(caller_.Get(get, repeated)), "BAD_FIELD");
 }
 
 // Sizes up to 2^40 numbers, 2^32 rows and 2^64 bytes.

@@ -21,6 +21,7 @@
 #include "attention/random_problem.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
+#include "tests/daemon/daemon_health.h"
 #include "tests/daemon/shared_memory_caller.h"
 #include "tests/fixtures/daemon_counts.h"
 #include "tests/fixtures/daemon_fixture.h"
@@ -30,8 +31,6 @@
 
 namespace attnd {
 namespace {
-
-constexpr int64_t kMiB = 1 << 20;
 
 std::string SocketPath() {
   static int count = 0;

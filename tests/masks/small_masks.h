@@ -13,7 +13,7 @@ namespace attnd {
 
 inline MaskExpr Leaf(auto op) { return {.op = std::move(op), .of = {}}; }
 inline MaskExpr Window(int32_t left, int32_t right) { return Leaf(RelativeWindow{left, right}); }
-inline MaskExpr Causal() { return Window(-1, 0); }
+inline MaskExpr CausalMask() { return Window(-1, 0); }
 inline MaskExpr All(std::vector<MaskExpr> of) { return {.op = AllOf(), .of = std::move(of)}; }
 inline MaskExpr Any(std::vector<MaskExpr> of) { return {.op = AnyOf(), .of = std::move(of)}; }
 inline MaskExpr Not(MaskExpr of) { return {.op = Negate(), .of = {std::move(of)}}; }

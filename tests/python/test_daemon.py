@@ -1,10 +1,11 @@
-"""The contract through a live daemon, against attnd.local in float64: values, gradients, elements, layouts, memory."""
+"""The contract through a live daemon, against the oracle in float64: values, gradients, elements, layouts, memory."""
 import numpy as np
+import oracle
 import pytest
 from conftest import close
 
 import attnd
-from attnd import _arrays, local
+from attnd import _arrays
 
 ELEMENTS = ["f32", "f16", "bf16"]
 
@@ -48,14 +49,14 @@ def option_sets(rng):
 def test_forward_and_backward_agree_with_local_computation(client, rng, name, element):
     options = option_sets(rng)[name]
     q, k, v = tensors(rng, element)
-    got, expected = client.forward(q, k, v, **options), local.forward(q, k, v, compute="float64", **options)
+    got, expected = client.forward(q, k, v, **options), oracle.forward(q, k, v, **options)
     assert got.out.dtype == q.dtype and got.receipt.backend != "local"
     close(got.out, expected.out, element)
     close(got.lse, expected.lse)
     dout, dlse = cast(rng.standard_normal(got.out.shape), element), rng.standard_normal(got.lse.shape).astype(np.float32)
     arguments = dict(options, dlse=dlse, bias_grad="bias" in options)
     g = client.backward(dout, q, k, v, got.out, got.lse, **arguments)
-    e = local.backward(dout, q, k, v, got.out, got.lse, compute="float64", **arguments)
+    e = oracle.backward(dout, q, k, v, got.out, got.lse, **arguments)
     for field in ("dq", "dk", "dv"):
         close(getattr(g, field), getattr(e, field), element, scale=4)
     for field in ("dbias", "dsink"):
@@ -70,11 +71,11 @@ def test_packed_sequences_agree_with_local_computation(client, rng):
     for layout in ("thd", "htd"):
         given = [x if layout == "thd" else np.ascontiguousarray(x.swapaxes(0, 1)) for x in (q, k, v)]
         got = client.forward(*given, layout=layout, **options)
-        expected = local.forward(*given, layout=layout, compute="float64", **options)
+        expected = oracle.forward(*given, layout=layout, **options)
         close(got.out, expected.out)
         close(got.lse, expected.lse)
         g = client.backward(got.out, *given, got.out, got.lse, layout=layout, **options)
-        e = local.backward(got.out, *given, got.out, got.lse, layout=layout, compute="float64", **options)
+        e = oracle.backward(got.out, *given, got.out, got.lse, layout=layout, **options)
         for field in ("dq", "dk", "dv"):
             close(getattr(g, field), getattr(e, field), scale=4)
 
@@ -170,7 +171,7 @@ def test_dlpack_arrays_are_taken_in_place(client, rng, element):
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 1, 256), (3, 1, 1, 8), (1, 2, 300, 8)])
 def test_extreme_shapes(client, rng, shape):
     q, k, v = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
-    close(client.forward(q, k, v).out, local.forward(q, k, v, compute="float64").out)
+    close(client.forward(q, k, v).out, oracle.forward(q, k, v).out)
 
 
 def test_large_call_is_cut_into_shards_with_the_same_bits(client, rng):
@@ -182,7 +183,7 @@ def test_large_call_is_cut_into_shards_with_the_same_bits(client, rng):
     one = client.forward(q[5:6, :, :16], k[5:6], v[5:6], causal="top_left")
     plain = client.forward(q, k, v, causal="top_left")
     np.testing.assert_array_equal(plain.out[5:6, :, :16], one.out)
-    expected = local.forward(q[:2], k[:2], v[:2], **options)
+    expected = oracle.forward(q[:2], k[:2], v[:2], **options)
     close(r.out[:2], expected.out)
 
 
@@ -194,9 +195,9 @@ def test_calls_of_the_same_shapes_have_their_own_numbers_strides_and_options(cli
                 given = tensors(rng, element, q_len=21, kv_len=21)
                 given[0] = given[0].swapaxes(1, 2).copy().swapaxes(1, 2) if "scale" in options else given[0]
                 got = client.forward(*given, **options)
-                close(got.out, local.forward(*given, compute="float64", **options).out, element)
+                close(got.out, oracle.forward(*given, **options).out, element)
                 g = client.backward(got.out, *given, got.out, got.lse, **options)
-                e = local.backward(got.out, *given, got.out, got.lse, compute="float64", **options)
+                e = oracle.backward(got.out, *given, got.out, got.lse, **options)
                 close(g.dk, e.dk, element, scale=4)
 
 
@@ -209,7 +210,7 @@ def test_small_call_that_is_known_by_its_shapes_gives_what_the_first_gave(client
         laid = [t if layout == "bhld" else t.swapaxes(1, 2) for t in tensors]
         laid = [t.copy() if memory == layout else t.swapaxes(1, 2).copy().swapaxes(1, 2) for t in laid]
         result = client.forward(*laid, layout=layout, causal="top_left")
-        expected = attnd.local.forward(*tensors, causal="top_left", compute="float64")
+        expected = oracle.forward(*tensors, causal="top_left")
         close(result.out if layout == "bhld" else result.out.swapaxes(1, 2), expected.out, "f16")
         close(result.lse, expected.lse, "f16")
         assert result.receipt.backend in ("cpu", "reference")

@@ -2,7 +2,6 @@
 daemon computes with them is test_mask_calls.py's."""
 import math
 import pickle
-import pkgutil
 import re
 
 import numpy as np
@@ -41,12 +40,6 @@ def compare(message, mask, sizes, align=0):
     np.testing.assert_array_equal(dense, expected)
     assert m.count(mask, rows, keys, batch=batch, heads=heads, align=align) == expected.sum()
     return dense
-
-
-def test_no_file_of_the_package_has_a_functions_name():
-    """Its import would stand in the function's place."""
-    files = {name for _, name, _ in pkgutil.iter_modules(m.__path__)}
-    assert {"nodes", "recognise"} <= files and not files & set(m.__all__)
 
 
 # ---- Random masks.

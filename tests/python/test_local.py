@@ -1,185 +1,165 @@
-"""attnd.local against plain loops in float64, finite differences, and the dropout generator's known answers."""
+"""attnd.local: the engine of this process against the oracle, and against a daemon on the same processor."""
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
+import oracle
 import pytest
+from conftest import close
 
 import attnd
-from attnd import _philox, local
+import attnd.masks as m
+from attnd import _arrays, local
+from attnd._problem import resolve
 
-WORD = np.zeros(1, np.uint64)
-
-
-def test_philox_gives_the_known_answer():
-    words = _philox.philox4x32x7((WORD, WORD, WORD, WORD), 0, 0)
-    assert [int(word[0]) for word in words] == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]
-
-
-def scalar_dropout_byte(seed, offset, head, row, column):
-    """One score's byte by the definition."""
-    lane = (row & 7) * 4 + ((column & 7) >> 1)
-    counter = [np.array([word], np.uint64) for word in (offset & 0xFFFFFFFF, (row >> 4) * 32 + lane, head, column >> 5)]
-    words = _philox.philox4x32x7(tuple(counter), seed & 0xFFFFFFFF, (seed >> 32) ^ (offset >> 32))
-    index = ((row >> 3) & 1) * 8 + ((column >> 3) & 3) * 2 + (column & 1)
-    return int(words[index >> 2][0]) >> ((index & 3) * 8) & 255
-
-
-def test_dropout_bytes_agree_with_the_definition_for_any_block_of_rows():
-    seed, offset = 0x123456789ABCDEF0, 0xFEDCBA9876543210
-    rows, columns, heads = range(13, 37), 70, np.array([3, 500])
-    got = _philox.dropout_bytes(seed, offset, heads, rows, columns)
-    expected = [[[scalar_dropout_byte(seed, offset, int(h), i, j) for j in range(columns)] for i in rows]
-                for h in heads]
-    np.testing.assert_array_equal(got, expected)
+HEADS, KV_HEADS, ROWS, KEYS = 4, 2, 37, 45
+OPTIONS = {
+    "plain": {}, "causal": {"causal": "top_left"}, "bottom right": {"causal": "bottom_right"},
+    "window": {"window": (9, 3), "align": "bottom_right"}, "softcap": {"softcap": 3.0}, "scale": {"scale": 0.25},
+    "dropout": {"dropout_p": 0.25, "seed": 7, "offset": 1 << 40}, "key lengths": {"kv_lengths": [45, 17]},
+    "sink": {"sink": [0.5, -0.5, 1.0, 0.0]}, "zero_rest": {"zero_rest": True, "causal": "top_left"},
+    "alibi": {"alibi_slopes": [0.5, 0.25, 0.125, 0.0625], "align": "bottom_right"},
+    "bool mask": {"mask": np.random.default_rng(1).random((2, 1, ROWS, KEYS)) < 0.7},
+    "bias": {"bias": np.random.default_rng(2).standard_normal((HEADS, ROWS, KEYS)).astype(np.float32)},
+    "mask": {"mask": (m.window(8, 8) | m.global_(cols=[(0, 2)])) & m.random_blocks(8, 4, seed=3), "align": "top_left"},
+    "no keys": {"causal": True, "align": -5},
+}
 
 
-@pytest.mark.parametrize("p, expected", [(0.0, 0), (0.1, 26), (0.5, 128), (0.996, 255)])
-def test_threshold_rounds_to_256ths(p, expected):
-    assert _philox.threshold(p) == expected
+def tensors(rng, dtype=np.float32):
+    shapes = (2, HEADS, ROWS, 32), (2, KV_HEADS, KEYS, 32), (2, KV_HEADS, KEYS, 16), (2, HEADS, ROWS, 16)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
-def loops(q, k, v, visible, score):
-    """O and lse of [B, H, L, D] in plain loops; visible and score are functions of (b, h, i, j)."""
-    batch, heads, rows = q.shape[:3]
-    o, lse = np.zeros((batch, heads, rows, v.shape[3])), np.full((batch, heads, rows), -np.inf)
-    for b, h, i in np.ndindex(batch, heads, rows):
-        kv = h // (heads // k.shape[1])
-        keys = [j for j in range(k.shape[2]) if visible(b, h, i, j)]
-        s = [score(b, h, i, j, float(q[b, h, i].astype(np.float64) @ k[b, kv, j].astype(np.float64))) for j in keys]
-        if keys:
-            lse[b, h, i] = math.log(sum(math.exp(x) for x in s))
-            o[b, h, i] = sum(math.exp(x - lse[b, h, i]) * v[b, kv, j].astype(np.float64) for x, j in zip(s, keys))
-    return o, lse
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("element", ["f32", "f16"])
+@pytest.mark.parametrize("compute", ["float32", "float64"])
+def test_results_are_the_oracles(rng, name, element, compute):
+    q, k, v, dout = tensors(rng, np.float16 if element == "f16" else np.float32)
+    options, with_bias = OPTIONS[name], name == "bias"
+    r, exact = local.forward(q, k, v, compute=compute, **options), oracle.forward(q, k, v, **options)
+    close(r.out, exact.out, element, scale=4)
+    close(r.lse, exact.lse, "f32", scale=4)
+    got = local.backward(dout, q, k, v, r.out, r.lse, bias_grad=with_bias, compute=compute, **options)
+    wanted = oracle.backward(dout, q, k, v, r.out, r.lse, bias_grad=with_bias, **options)
+    for field in ("dq", "dk", "dv", "dbias", "dsink"):
+        one, other = getattr(got, field), getattr(wanted, field)
+        assert (one is None) == (other is None), field
+        if one is not None:
+            close(one, other, element, scale=8)
+    assert r.receipt.backend == got.receipt.backend == "local" and r.receipt.elapsed > 0
+    assert r.receipt.dropout_p_effective == (0.25 if name == "dropout" else 0)
 
 
-def tensors(rng, batch=2, q_heads=4, kv_heads=2, q_len=5, kv_len=7, dim=8, v_dim=6):
-    shapes = (batch, q_heads, q_len, dim), (batch, kv_heads, kv_len, dim), (batch, kv_heads, kv_len, v_dim)
-    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_daemon_on_this_processor_gives_the_same_bits(client, rng, name):
+    q, k, v, dout = tensors(rng)
+    here, there = local.forward(q, k, v, **OPTIONS[name]), client.forward(q, k, v, **OPTIONS[name])
+    if there.receipt.backend != "cpu":
+        pytest.skip("the daemon computes by another engine")
+    np.testing.assert_array_equal(here.out, there.out)
+    np.testing.assert_array_equal(here.lse, there.lse)
+    for one, other in zip(local.backward(dout, here), client.backward(dout, there)):
+        np.testing.assert_array_equal(one, other)
 
 
-def test_forward_composes_window_mask_bias_softcap_alibi_and_lengths(rng):
-    q, k, v = tensors(rng)
-    mask, bias = rng.random((2, 1, 5, 7)) < 0.7, rng.standard_normal((4, 5, 1)).astype(np.float32)
-    slopes, lengths = np.array([0.5, 0.25, 0.125, 0.0]), [7, 4]
-    r = local.forward(q, k, v, causal="bottom_right", window=(4, -1), mask=mask, bias=bias, softcap=2.0, scale=0.7,
-                      alibi_slopes=slopes, kv_lengths=lengths, compute="float64")
-
-    def visible(b, h, i, j):
-        diagonal = i + lengths[b] - 5
-        return j < lengths[b] and diagonal - 4 <= j <= diagonal and mask[b, 0, i, j]
-
-    def score(b, h, i, j, dot):
-        return (2 * math.tanh(float(np.float32(0.7)) * dot / 2) + bias[h, i, 0]
-                - slopes[h] * abs(i + lengths[b] - 5 - j))
-
-    o, lse = loops(q, k, v, visible, score)
-    np.testing.assert_allclose(r.out, o, atol=1e-6)
-    np.testing.assert_allclose(r.lse, lse, atol=1e-6)
+@pytest.mark.parametrize("layout", ["bhld", "blhd"])
+def test_layouts_strides_and_precision(rng, layout):
+    q, k, v, dout = tensors(rng)
+    axes = (0, 1, 2, 3) if layout == "bhld" else (0, 2, 1, 3)
+    laid = [x.transpose(axes) for x in (q, k, v)]  # as it lies, or strided
+    r = local.forward(*laid, layout=layout, precision="f16", causal="bottom_right")
+    assert r.out.dtype == np.float32
+    exact = oracle.forward(q, k, v, causal="bottom_right")
+    close(r.out.transpose(axes), exact.out, "f16", scale=8)
+    o, d_o = [np.ascontiguousarray(x.swapaxes(2, 3)).swapaxes(2, 3) for x in (r.out, dout.transpose(axes))]  # to be copied
+    g = local.backward(d_o, *laid, o, r.lse, layout=layout, precision="f16", causal="bottom_right")
+    wanted = oracle.backward(dout, q, k, v, exact.out, exact.lse, causal="bottom_right")
+    for field in ("dq", "dk", "dv"):
+        close(getattr(g, field).transpose(axes), getattr(wanted, field), "f16", scale=16)
 
 
-def test_sink_and_zero_rest_add_to_the_denominator(rng):
-    q, k, v = tensors(rng)
-    sink = np.array([0.3, -1, 2, 0], np.float32)
-    plain = local.forward(q, k, v, causal="top_left", compute="float64")
-    with_sink = local.forward(q, k, v, causal="top_left", sink=sink, compute="float64")
-    with_rest = local.forward(q, k, v, causal="top_left", zero_rest=True, compute="float64")
-    np.testing.assert_allclose(with_sink.lse, np.logaddexp(plain.lse, sink[:, None]), atol=1e-6)
-    rest = np.log(7 - 1 - np.arange(5))
-    np.testing.assert_allclose(with_rest.lse, np.logaddexp(plain.lse, rest), atol=1e-6)
-    factor = np.exp(plain.lse - with_sink.lse)[..., None]
-    np.testing.assert_allclose(with_sink.out, plain.out * factor, atol=1e-6)
+def test_packed_sequences(rng):
+    q, k, v = [rng.standard_normal((11, heads, dim)).astype(np.float32) for heads, dim in ((4, 8), (2, 8), (2, 6))]
+    options = dict(cu_seqlens_q=[0, 3, 3, 11], cu_seqlens_k=[0, 4, 6, 11], causal="bottom_right")
+    r, exact = local.forward(q, k, v, **options), oracle.forward(q, k, v, **options)
+    close(r.out, exact.out)
+    close(r.lse, exact.lse)
 
 
-def test_row_without_visible_key_gives_zero_and_minus_infinity(rng):
-    q, k, v = tensors(rng)
-    r = local.forward(q, k, v, causal=True, align=-2)
-    assert (r.out[:, :, :2] == 0).all() and (r.lse[:, :, :2] == -np.inf).all()
-    g = local.backward(np.ones_like(r.out), q, k, v, r.out, r.lse, causal=True, align=-2)
-    assert (g.dq[:, :, :2] == 0).all() and np.isfinite(g.dk).all()
-
-
-def test_nan_in_masked_keys_never_leaks_and_in_visible_ones_surfaces(rng):
-    q, k, v = tensors(rng)
+def test_not_visible_numbers_never_leak(rng):
+    q, k, v, _ = tensors(rng)
     k[:, :, 3], v[:, :, 3] = np.nan, np.inf
-    clean = k.copy(), v.copy()
-    clean[0][:, :, 3], clean[1][:, :, 3] = 0, 0
-    mask = np.ones((5, 7), bool)
+    clean = [np.where(np.isfinite(x), x, 0) for x in (k, v)]
+    mask = np.ones((ROWS, KEYS), bool)
     mask[:2, 3] = False
     r, expected = local.forward(q, k, v, mask=mask), local.forward(q, *clean, mask=mask)
     np.testing.assert_array_equal(r.out[:, :, :2], expected.out[:, :, :2])
     assert np.isnan(r.out[:, :, 2:]).all()
 
 
-def test_packed_sequences_equal_separate_ones(rng):
-    q, k, v = (rng.standard_normal((11, heads, dim)).astype(np.float32) for heads, dim in ((4, 8), (2, 8), (2, 6)))
-    cu_q, cu_k = [0, 3, 3, 11], [0, 4, 6, 11]
-    r = local.forward(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal="bottom_right", compute="float64")
-    assert r.lse.shape == (4, 11)
-    for a, b, c, d in ((0, 3, 0, 4), (3, 11, 6, 11)):
-        one = local.forward(q[None, a:b], k[None, c:d], v[None, c:d], layout="blhd", causal="bottom_right",
-                            compute="float64")
-        np.testing.assert_array_equal(r.out[a:b], one.out[0])
-        np.testing.assert_array_equal(r.lse[:, a:b], one.lse[0])
+def test_what_it_refuses_is_named(rng):
+    q, k, v, _ = tensors(rng)
+    with pytest.raises(attnd.InvalidArgument, match='^compute: expected "float32" or "float64"'):
+        local.forward(q, k, v, compute="float16")
+    with pytest.raises(attnd.InvalidArgument, match="^problem.mask.empty_row: .* got none for row 0 of head 0") as caught:
+        local.forward(q, k, v, mask=m.window(5, 0).require_keys(), align=-3)
+    assert caught.value.reason == "EMPTY_ROW"
 
 
-OPTION_SETS = {
-    "plain": {}, "causal": {"causal": "top_left"}, "window": {"window": (2, 1), "align": "bottom_right"},
-    "softcap": {"softcap": 1.5}, "dropout": {"dropout_p": 0.4, "seed": 99, "offset": 1 << 40},
-    "sink": {"sink": np.array([0.1, 0.5, -0.5, 1.0], np.float32)}, "zero_rest": {"zero_rest": True, "causal": "top_left"},
-    "alibi": {"alibi_slopes": [0.5, 0.3, 0.2, 0.1], "align": "top_left"}, "lengths": {"kv_lengths": [7, 3]},
-}
+def test_ctrl_c_ends_a_call(rng):
+    q = rng.standard_normal((8, 8, 1024, 64)).astype(np.float32)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    before, start = signal.signal(signal.SIGALRM, interrupt), time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            local.forward(q, q, q, compute="float64")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - start < 30
+    assert math.isfinite(local.forward(q[:1], q[:1], q[:1]).out.sum())
 
 
-@pytest.mark.parametrize("name", OPTION_SETS)
-def test_gradients_agree_with_finite_differences(name, rng):
-    options = OPTION_SETS[name]
-    given = dict(zip("qkv", tensors(rng)))
-    given["bias"] = rng.standard_normal((1, 4, 5, 7)).astype(np.float32)
-    weights = rng.standard_normal((2, 4, 5, 6)).astype(np.float32)
-    lse_weights = rng.standard_normal((2, 4, 5)).astype(np.float32)
-
-    def objective(changed, sink):
-        more = {**options, **({} if sink is None else {"sink": sink})}
-        o, lse = local.forward_arrays(attnd._problem.resolve(changed["q"], changed["k"], changed["v"],
-                                                             bias=changed["bias"], **more), np.float64)
-        return float((o * weights.astype(np.float64)).sum() + (lse * lse_weights.astype(np.float64)).sum())
-
-    r = local.forward(*[given[n] for n in "qkv"], bias=given["bias"], compute="float64", **options)
-    g = local.backward(weights, *[given[n] for n in "qkv"], r.out, r.lse, bias=given["bias"], dlse=lse_weights,
-                       bias_grad=True, compute="float64", **options)
-    sink = options.get("sink")
-    for field, gradient in (("q", g.dq), ("k", g.dk), ("v", g.dv), ("bias", g.dbias), ("sink", g.dsink)):
-        if field == "sink" and sink is None:
-            assert gradient is None
-            continue
-        base = sink if field == "sink" else given[field]
-        direction = rng.standard_normal(base.shape).astype(np.float32)
-        step = np.float32(2.0**-6)
-        ends = []
-        for sign in (1, -1):
-            moved = (base + sign * step * direction).astype(np.float32)
-            ends.append(objective(given if field == "sink" else {**given, field: moved},
-                                  moved if field == "sink" else sink))
-        expected, got = (ends[0] - ends[1]) / (2 * float(step)), float((gradient * direction).sum())
-        assert got == pytest.approx(expected, rel=5e-3, abs=2e-2), field
+def test_a_forked_process_has_an_engine_of_its_own(rng):
+    q, k, v, _ = tensors(rng)
+    expected = local.forward(q, k, v).out
+    child = os.fork()
+    if child == 0:
+        same = False
+        try:
+            same = np.array_equal(local.forward(q, k, v).out, expected)
+        finally:
+            os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_blocks_of_rows_do_not_change_the_result(rng, monkeypatch):
-    q, k, v = tensors(rng, q_len=40, kv_len=33)
-    options = dict(causal="bottom_right", dropout_p=0.3, seed=5, bias=rng.standard_normal((40, 33)).astype(np.float32))
-    whole = local.forward(q, k, v, **options)
-    whole_g = local.backward(whole.out, q, k, v, whole.out, whole.lse, bias_grad=True, **options)
-    monkeypatch.setattr(local, "_BLOCK_SCORES", 4 * 33 * 7)
-    parts = local.forward(q, k, v, **options)
-    parts_g = local.backward(whole.out, q, k, v, whole.out, whole.lse, bias_grad=True, **options)
-    np.testing.assert_allclose(parts.out, whole.out, atol=1e-6)
-    for name in ("dq", "dk", "dv", "dbias"):
-        np.testing.assert_allclose(getattr(parts_g, name), getattr(whole_g, name), atol=1e-5)
+def test_a_process_ends_quietly_whatever_its_engine_does():
+    program = """
+import threading, numpy as np
+from attnd import local
+q = np.ones((1, 4, 1024, 64), np.float32)
+local.forward(q, q, q)
+threading.Thread(target=local.forward, args=(q, q, q), kwargs={"compute": "float64"}, daemon=True).start()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("p, expected", [(0.0, 0), (0.1, 26), (0.5, 128), (0.996, 255)])
+def test_dropout_is_rounded_to_256ths(p, expected):
+    q = np.ones((1, 1, 4, 8), np.float32)
+    assert resolve(q, q, q, dropout_p=p, seed=1).dropout_threshold == expected
 
 
 def test_bfloat16_rounds_to_nearest_even():
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    from attnd import _arrays
     values = np.array([1.0, 1.00390625, 1.01171875, -3.1415, 1e38, np.inf, -np.inf, np.nan, 1e-40], np.float32)
     got = _arrays.give(_arrays.cast(_arrays.Tensor(values, "f32"), "bf16"))
     np.testing.assert_array_equal(got.astype(np.float32), values.astype(ml_dtypes.bfloat16).astype(np.float32))

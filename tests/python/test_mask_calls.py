@@ -3,6 +3,7 @@ the mask stands for. What masks show is test_described_masks.py's, torch and JAX
 import pickle
 
 import numpy as np
+import oracle
 import pytest
 from conftest import Daemon, close
 
@@ -53,8 +54,8 @@ def test_every_kind_is_its_array(client, rng, name):
     mask, (q, k, v, dout) = KINDS[name], arrays(rng)
     options = {"align": "bottom_right", "kv_lengths": [KEYS, 61]}
     dense = np.stack([mask.to_dense(B, H, ROWS, KEYS, align=[KEYS - ROWS, 61 - ROWS])[b] for b in range(B)])
-    expected = local.forward(q, k, v, mask=dense, compute="float64", **options)
-    gradients = local.backward(dout, q, k, v, expected.out, expected.lse, mask=dense, compute="float64", **options)
+    expected = oracle.forward(q, k, v, mask=dense, **options)
+    gradients = oracle.backward(dout, q, k, v, expected.out, expected.lse, mask=dense, **options)
     for engine in (client, local):
         r = engine.forward(q, k, v, mask=mask, **options)
         close(r.out, expected.out)
@@ -87,9 +88,9 @@ def test_packed_sequences_count_inside_themselves(client, rng):
     for n, (begin, end) in enumerate(zip(cu, cu[1:])):
         part = [x[begin:end].swapaxes(0, 1)[None] for x in (q, k, v, dout)]
         dense = mask.to_dense(3, H, 33, 33)[n:n + 1, :, :end - begin, :end - begin]
-        expected = local.forward(*part[:3], mask=dense, compute="float64")
+        expected = oracle.forward(*part[:3], mask=dense)
         close(r.out[begin:end].swapaxes(0, 1)[None], expected.out)
-        wanted = local.backward(part[3], *part[:3], expected.out, expected.lse, mask=dense, compute="float64")
+        wanted = oracle.backward(part[3], *part[:3], expected.out, expected.lse, mask=dense)
         close(g.dk[begin:end].swapaxes(0, 1)[None], wanted.dk, scale=4)
 
 
@@ -141,7 +142,7 @@ def test_shards_have_their_part_of_the_mask(client, rng):
         b, h, begin = batch - 1, heads - 1, rows - 32
         part = q[b:, h:, begin:], k[b:, h:], v[b:, h:]
         dense = mask.to_dense(1, heads, rows, rows)[:, h:, begin:]
-        close(r.out[b:, h:, begin:], local.forward(*part, mask=dense, compute="float64").out)
+        close(r.out[b:, h:, begin:], oracle.forward(*part, mask=dense).out)
 
 
 def test_what_is_refused(client, rng):

@@ -3,6 +3,7 @@ import dataclasses
 import weakref
 
 import numpy as np
+import oracle
 import pytest
 from conftest import close
 from test_mask_calls import KEYS, KINDS, ROWS, B, H, arrays
@@ -10,7 +11,7 @@ from test_mask_calls import KEYS, KINDS, ROWS, B, H, arrays
 torch = pytest.importorskip("torch")
 import attnd  # noqa: E402
 import attnd.masks as m  # noqa: E402
-from attnd import _operator_options, local  # noqa: E402
+from attnd import _operator_options  # noqa: E402
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_the_cuda_engine_takes_masks(remote, gpu_daemon, rng):
     try:
         for got in (remote.scaled_dot_product_attention(q, k, v, torch.from_numpy(blocks), server="gpu"),
                     remote.attention(q, k, v, mask=m.blocks(blocks[::64, ::64], 64), server="gpu")):
-            close(got, local.forward(q, k, v, mask=blocks, compute="float64").out, "f16", scale=4)
+            close(got, oracle.forward(q, k, v, mask=blocks).out, "f16", scale=4)
     finally:
         remote.disconnect("gpu")
 
@@ -121,7 +122,7 @@ def test_engines_that_refuse_a_mask_get_arrays(remote, rng, monkeypatch, has_oth
     blocks = np.kron(rng.random((8, 8)) < 0.2, np.ones((64, 64), bool))
     for _ in range(2):
         got = remote.scaled_dot_product_attention(q, k, v, torch.from_numpy(blocks))
-        close(got, local.forward(q, k, v, mask=blocks, compute="float64").out, "f32", scale=4)
+        close(got, oracle.forward(q, k, v, mask=blocks).out, "f32", scale=4)
     assert [isinstance(mask, m.Mask) for mask in calls] == ([True, False] * 2 if has_others else [True, False, False])
     with pytest.raises(attnd.Unimplemented) as caught:
         remote.attention(q, k, v, mask=m.blocks(blocks[::64, ::64], 64))

@@ -2,6 +2,7 @@
 import hashlib
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -165,6 +166,13 @@ def test_every_name_of_the_package_is_there():
     assert set(attnd.__all__) <= set(dir(attnd)) and attnd.client.Client is attnd.Client
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
         attnd.conect
+
+
+def test_no_file_of_attnd_masks_has_a_functions_name():
+    """Its import would stand in the function's place."""
+    from attnd import masks
+    files = {name for _, name, _ in pkgutil.iter_modules(masks.__path__)}
+    assert {"nodes", "recognise"} <= files and not files & set(masks.__all__)
 
 
 def test_version_is_the_products():

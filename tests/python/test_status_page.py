@@ -45,6 +45,7 @@ def text_of(html):
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
 
 
+@pytest.mark.rare("status page in Chromium")
 @needs_browser
 def test_browser_shows_state_devices_callers_and_latency(busy, tmp_path):
     _, address = busy
@@ -62,6 +63,7 @@ def test_browser_shows_state_devices_callers_and_latency(busy, tmp_path):
     assert page.count(",") and "<polyline" in page and re.search(r'points="\d', page)
 
 
+@pytest.mark.rare("status page in Chromium")
 @needs_browser
 def test_browser_sees_that_the_daemon_is_gone(tmp_path):
     """The page stays and says so: it is kept in a file and asks a port where nobody listens."""

@@ -54,6 +54,7 @@ def test_dropout_repeats_bitwise_with_the_same_seed_and_differs_with_another(dae
     assert np.array_equal(curves[0], curves[1]) and not np.array_equal(curves[0], curves[2])
 
 
+@pytest.mark.rare("demos")
 def test_program_prints_and_plots_the_curves(tmp_path):
     sizes = [f"--{name}={value}" for name, value in {**SMALL, "steps": 6}.items()]
     done = subprocess.run([sys.executable, os.path.join(EXAMPLES, "train_gpt.py"), "--daemon", SERVER,

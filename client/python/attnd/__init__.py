@@ -5,7 +5,7 @@
     r = client.forward(q, k, v, causal="top_left")             # r.out, r.lse
     g = client.backward(dout, r)                               # g.dq, g.dk, g.dv
 
-attnd.torch, attnd.transformers and attnd.jax bring it into those libraries; attnd.local computes the same in NumPy.
+attnd.torch, attnd.transformers and attnd.jax bring it into those libraries; attnd.local computes the same here.
 What is here, NumPy included, is loaded when it is first used.
 """
 from typing import TYPE_CHECKING, Any, List

@@ -134,6 +134,7 @@ _PROTOTYPES = {  # name: (result, arguments)
     "attnd_compile_mask": (ctypes.c_int, [_pointer, _int32, ctypes.POINTER(Problem), _pointer]),
     "attnd_residual_free": (None, [_pointer]),
     "attnd_residual_bytes": (_int64, [_pointer]),
+    "attnd_local_new": (_pointer, [_int32, _int32]),
     "attnd_memory_new": (_pointer, [_pointer, _int64]),
     "attnd_memory_data": (_pointer, [_pointer]),
     "attnd_memory_free": (None, [_pointer]),
@@ -159,8 +160,9 @@ _PROTOTYPES.update({
     "attnd_module_get": (ctypes.c_int, [_pointer, _pointer, _int64, _pointer]),
 })
 for _name, _structure in (("forward", ForwardTensors), ("backward", BackwardTensors)):
-    _PROTOTYPES["attnd_" + _name] = (ctypes.c_int, [_pointer, ctypes.POINTER(Problem), ctypes.POINTER(_structure),
-                                                    _pointer])
+    for _prefix in ("attnd_", "attnd_local_"):
+        _PROTOTYPES[_prefix + _name] = (ctypes.c_int, [_pointer, ctypes.POINTER(Problem), ctypes.POINTER(_structure),
+                                                       _pointer])
 
 # These end at once: they keep the GIL, since to give it up and get it back would take longer.
 _QUICK = {"attnd_call_new", "attnd_call_free", "attnd_call_set_poll_hook"}

@@ -13,22 +13,13 @@ import numpy as np
 
 from . import _arrays
 from ._arrays import Array, Tensor
-from ._problem import Options, Problem, resolve, resolve_lse, resolve_rows
+from ._problem import BackwardInputs, Options, Problem, resolve, resolve_lse, resolve_rows
 from .errors import InvalidArgument, wrong, wrong_type
 from .masks.nodes import Mask
 from .results import ForwardCall, ForwardResult
 
 if TYPE_CHECKING:
     from ._residual import Residual
-
-
-class BackwardInputs(NamedTuple):
-    """What backward needs beside the problem; heads before length."""
-
-    o: Tensor
-    lse: Array
-    d_o: Tensor
-    d_lse: Optional[Array]
 
 
 class Backward(NamedTuple):

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Literal, Optional, Sequence, Tuple, TypedDict, Union, cast
+from typing import (TYPE_CHECKING, Any, Dict, Iterator, List, Literal, NamedTuple, Optional, Sequence, Tuple, TypedDict,
+                    Union, cast)
 
 import numpy as np
 
-from . import _arrays, _checks, _philox
+from . import _arrays, _checks
 from ._arrays import Array, ArrayLike, Tensor
 from .errors import wrong, wrong_type
 from .masks.nodes import Mask
@@ -196,6 +197,15 @@ class Problem:
 
     def callers_shape(self, shape: Tuple[int, ...]) -> Tuple[int, ...]:
         return tuple(shape[axis] for axis in _TO_HEADS_FIRST[self.layout])
+
+
+class BackwardInputs(NamedTuple):
+    """What backward needs beside the problem; heads before length."""
+
+    o: Tensor
+    lse: Array
+    d_o: Tensor
+    d_lse: Optional[Array]
 
 
 def resolve(q: object, k: object, v: object, bias_grad: bool = False, **options: Unpack[Options]) -> Problem:
@@ -550,7 +560,7 @@ def _dropout_threshold(p: object) -> int:
     assert number is not None
     if not 0 <= number < 1:
         raise wrong("dropout_p", "0 <= p < 1", number)
-    threshold = _philox.threshold(number)
+    threshold = int(np.float32(number) * np.float32(256) + np.float32(0.5))  # as the wire rounds it
     if threshold > 255:
         raise wrong("dropout_p", "at most 255/256 after rounding to 256ths", number)
     return threshold

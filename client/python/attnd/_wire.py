@@ -13,7 +13,7 @@ import numpy as np
 
 from . import _arrays, _memory, _native
 from ._arrays import Array, Tensor
-from ._problem import Problem
+from ._problem import BackwardInputs, Problem
 from .masks.native import native_mask
 
 _ORDERS: Dict[int, Dict[str, Tuple[int, ...]]] = {  # by number of dimensions
@@ -184,3 +184,52 @@ def _denominator(problem: Problem) -> int:
     if problem.sink is not None:
         return _native.SINK
     return _native.ZERO_REST if problem.zero_rest else _native.SOFTMAX
+
+
+class ForwardBuffers:
+    """What a forward of the library reads and writes. `finish` gives o in the caller's element, heads first."""
+
+    def __init__(self, problem: Problem, callers: Optional[Tensor], return_lse: bool, bias_gradient: bool) -> None:
+        self.wire = choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits, callers and callers.bits))
+        self.packed = pack(problem, self.wire, bias_gradient)
+        inputs = self.packed.q, self.packed.k, self.packed.v, self.packed.bias
+        self._o = Destination("out", problem, self.wire, problem.o_shape, callers, inputs)
+        self.lse = np.empty(problem.lse_shape, np.float32) if return_lse else None
+        self.tensors = _native.ForwardTensors.of(*[address(array) for array in (
+            self.packed.q, self.packed.k, self.packed.v, self.packed.mask_bits, self.packed.bias, self._o.array, self.lse)])
+
+    def finish(self) -> Tensor:
+        return self._o.finish()
+
+
+class BackwardBuffers:
+    """What a backward of the library reads and writes. wire: the layout; None: the one that copies the fewest bytes."""
+
+    def __init__(self, problem: Problem, inputs: BackwardInputs, callers: Sequence[Optional[Tensor]], bias_gradient: bool,
+                 wire: Optional[Wire] = None) -> None:
+        wire = wire or choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits, inputs.o.bits,
+                                                inputs.d_o.bits, *[c and c.bits for c in callers]))
+        packed = self.packed = pack(problem, wire, bias_gradient)
+        o, d_o = wire.pack(inputs.o.bits), wire.pack(inputs.d_o.bits)
+        self._read = o, d_o, inputs.lse, inputs.d_lse  # memory that the C structure points to
+        sent = packed.q, packed.k, packed.v, packed.bias, o, d_o, inputs.lse, inputs.d_lse
+        self._made = [Destination("out", problem, wire, tensor.bits.shape, caller, sent)
+                      for tensor, caller in zip((problem.q, problem.k, problem.v), callers)]
+        self.d_bias = np.empty(packed.bias.shape, np.float32) if packed.bias is not None and bias_gradient else None
+        self._d_sink = None if problem.sink is None else np.empty((problem.batch, problem.q_heads), np.float32)
+        self.tensors = _native.BackwardTensors.of(*[address(array) for array in (
+            packed.q, packed.k, packed.v, packed.mask_bits, packed.bias, o, inputs.lse, d_o, inputs.d_lse,
+            *[made.array for made in self._made], self.d_bias, self._d_sink)])
+
+    def finish(self) -> List[Tensor]:
+        """dQ, dK and dV in the caller's element, heads first."""
+        return [made.finish() for made in self._made]
+
+    @property
+    def d_sink(self) -> Optional[Array]:
+        """[q_heads], where there is a sink."""
+        return None if self._d_sink is None else self._d_sink.sum(0)
+
+
+def _present(*arrays: Optional[Array]) -> List[Array]:
+    return [array for array in arrays if array is not None]

@@ -16,9 +16,9 @@ from . import _arrays, _checks, _native, _wire
 from ._arrays import Array, ArrayLike, Tensor
 from ._call import Call, CallOptions, Handle, Priority, Progress
 from ._capture import Capture, Captured, NativeCapture
-from ._pairing import BackwardInputs, pair, remember
-from ._problem import (MAX_BATCH, MAX_HEAD_DIM, MAX_HEADS, MAX_LENGTH, Precision, Problem, memo_of, resolve, resolve_absent,
-                       resolve_out, template_key)
+from ._pairing import pair, remember
+from ._problem import (MAX_BATCH, MAX_HEAD_DIM, MAX_HEADS, MAX_LENGTH, BackwardInputs, Precision, Problem, memo_of, resolve,
+                       resolve_absent, resolve_out, template_key)
 from ._residual import NativeResidual, Residual
 from ._version import __version__
 from ._wire import address
@@ -76,7 +76,7 @@ def connect(address: Union[None, str, Sequence[str]] = None, *, tls: Union[None,
     channels: connections per address, 1..64.
     timeout: seconds of a whole call that names none.
     retries: further attempts at each piece of a call after UNAVAILABLE.
-    fallback: "error", or "local": when no server is available, compute here in NumPy and warn.
+    fallback: "error", or "local": when no server is available, compute here, by the CPU engine, and warn.
     wait_for_ready: wait for a connection until the timeout rather than failing when there is none; a training run
         then outlives a restart of its daemon.
     merge_partial_results: also cut calls of few heads by keys (forward) and by query rows (backward) and merge the
@@ -186,7 +186,8 @@ class Client:
                 raise self._explain(error, timeout) from None
             self._may_fall_back(self._explain(error, timeout))
             problem = resolve(q, k, v, bias_grad, **options)
-            o, lse, receipt = _forward_locally(problem, destination)
+            from . import local
+            o, lse, receipt = local.run_forward(problem, destination)
         given = out if isinstance(out, np.ndarray) else _arrays.give(Tensor(problem.in_callers_order(o.bits), o.element))
         result = ForwardResult(given, lse if return_lse else None, receipt, residual)
         result.captured = captured
@@ -221,7 +222,8 @@ class Client:
             found, d_bias, d_sink, receipt = self._backward(problem, inputs, destinations, bias_grad, calls, residual)
         except AttndError as error:
             self._may_fall_back(self._explain(error, timeout))
-            found, d_bias, d_sink, receipt = _backward_locally(problem, inputs, destinations)
+            from . import local
+            found, d_bias, d_sink, receipt = local.run_backward(problem, inputs, destinations, bias_grad)
         dq, dk, dv = [_arrays.give(Tensor(problem.in_callers_order(t.bits), t.element)) for t in found]
         if out is not None:
             dq, dk, dv = [given if isinstance(given, np.ndarray) else made for given, made in zip(out, (dq, dk, dv))]
@@ -377,28 +379,20 @@ class Client:
     def _forward(self, problem: Problem, callers: Optional[Tensor], return_lse: bool, calls: CallOptions, keep: bool,
                  bias_grad: bool, capture: Optional[Capture]
                  ) -> Tuple[Tensor, Optional[Array], Callable[[], Receipt], Optional[Residual], Optional[Captured]]:
-        handle = self._handle()
-        wire = _wire.choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits,
-                                              callers and callers.bits))
-        packed = _wire.pack(problem, wire, bias_grad)
-        inputs = packed.q, packed.k, packed.v, packed.bias
-        o = _wire.Destination("out", problem, wire, problem.o_shape, callers, inputs)
-        lse = np.empty(problem.lse_shape, np.float32) if return_lse else None
-        tensors = _native.ForwardTensors.of(
-            address(packed.q), address(packed.k), address(packed.v), address(packed.mask_bits), address(packed.bias),
-            address(o.array), address(lse))
+        handle, buffers = self._handle(), _wire.ForwardBuffers(problem, callers, return_lse, bias_grad)
         kept = NativeResidual(handle.library) if keep else None  # before the call: frees what an interrupted one left
         if kept is not None:
-            tensors.keep = ctypes.addressof(kept.pointer)
+            buffers.tensors.keep = ctypes.addressof(kept.pointer)
         wished = None if capture is None else NativeCapture(capture, problem.q_len, problem.kv_len, handle)
         if wished is not None:
-            tensors.capture = ctypes.addressof(wished.structure)
+            buffers.tensors.capture = ctypes.addressof(wished.structure)
         call = Call(handle.library, calls)
-        call.run(handle.library.attnd_forward, handle.pointer, ctypes.byref(packed.problem), ctypes.byref(tensors))
-        _wire.remember(problem, wire, packed)
-        residual = Residual(kept, wire) if kept is not None and kept.pointer else None
+        call.run(handle.library.attnd_forward, handle.pointer, ctypes.byref(buffers.packed.problem),
+                 ctypes.byref(buffers.tensors))
+        _wire.remember(problem, buffers.wire, buffers.packed)
+        residual = Residual(kept, buffers.wire) if kept is not None and kept.pointer else None
         captured = None if wished is None else wished.result(call.result()["captured"])
-        return o.finish(), lse, call.receipt, residual, captured
+        return buffers.finish(), buffers.lse, call.receipt, residual, captured
 
     def _forward_as_planned(self, plan: _wire.Plan, q: Any, k: Any, v: Any, return_lse: bool, calls: CallOptions
                             ) -> ForwardResult:
@@ -413,29 +407,17 @@ class Client:
     def _backward(self, problem: Problem, inputs: BackwardInputs, callers: Sequence[Optional[Tensor]], bias_grad: bool,
                   calls: CallOptions, residual: Optional[Residual]
                   ) -> Tuple[List[Tensor], Optional[Array], Optional[Array], Callable[[], Receipt]]:
-        handle = self._handle()
+        handle, wire = self._handle(), None
         kept = None if residual is None else residual.native()
         if residual is not None and kept is not None and len(residual.wire.axes) == problem.q.bits.ndim:
             wire = residual.wire  # the servers hold this layout
-        else:
-            wire = _wire.choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits, inputs.o.bits,
-                                                  inputs.d_o.bits, *[c and c.bits for c in callers]))
-        packed = _wire.pack(problem, wire, bias_grad)
-        o, d_o = wire.pack(inputs.o.bits), wire.pack(inputs.d_o.bits)
-        sent = packed.q, packed.k, packed.v, packed.bias, o, d_o, inputs.lse, inputs.d_lse
-        shapes = problem.q.bits.shape, problem.k.bits.shape, problem.v.bits.shape
-        d_q, d_k, d_v = [_wire.Destination("out", problem, wire, shape, caller, sent)
-                         for shape, caller in zip(shapes, callers)]
-        d_bias = np.empty(packed.bias.shape, np.float32) if packed.bias is not None and bias_grad else None
-        d_sink = None if problem.sink is None else np.empty((problem.batch, problem.q_heads), np.float32)
-        tensors = _native.BackwardTensors.of(*[address(array) for array in (
-            packed.q, packed.k, packed.v, packed.mask_bits, packed.bias, o, inputs.lse, d_o, inputs.d_lse, d_q.array,
-            d_k.array, d_v.array, d_bias, d_sink)])
+        buffers = _wire.BackwardBuffers(problem, inputs, callers, bias_grad, wire)
         if kept is not None:
-            tensors.residual = kept.pointer.value
+            buffers.tensors.residual = kept.pointer.value
         call = Call(handle.library, calls)
-        call.run(handle.library.attnd_backward, handle.pointer, ctypes.byref(packed.problem), ctypes.byref(tensors))
-        return ([d.finish() for d in (d_q, d_k, d_v)], d_bias, None if d_sink is None else d_sink.sum(0), call.receipt)
+        call.run(handle.library.attnd_backward, handle.pointer, ctypes.byref(buffers.packed.problem),
+                 ctypes.byref(buffers.tensors))
+        return buffers.finish(), buffers.d_bias, buffers.d_sink, call.receipt
 
 
 def _mask_report(found: Any, problem: Problem) -> MaskReport:
@@ -443,28 +425,6 @@ def _mask_report(found: Any, problem: Problem) -> MaskReport:
                for device in found["devices"]]
     return MaskReport(id=found["id"], scores=math.prod(problem.mask_sizes), nnz=found["visible"],
                       empty_rows=found["empty_rows"], bytes_held=found["bytes_held"], devices=devices)
-
-
-def _forward_locally(problem: Problem, callers: Optional[Tensor]) -> Tuple[Tensor, Optional[Array], Receipt]:
-    from . import local
-    o, lse = local.forward_arrays(problem)
-    return _land(problem, o, callers), lse, local.receipt(problem)
-
-
-def _backward_locally(problem: Problem, inputs: BackwardInputs, callers: Sequence[Optional[Tensor]]
-                      ) -> Tuple[List[Tensor], Optional[Array], Optional[Array], Receipt]:
-    from . import local
-    found = local.backward_arrays(problem, inputs.o, inputs.lse, inputs.d_o, inputs.d_lse)
-    tensors = [_land(problem, array, caller) for array, caller in zip(found[:3], callers)]
-    return tensors, found.d_bias, found.d_sink, local.receipt(problem)
-
-
-def _land(problem: Problem, array: Array, callers: Optional[Tensor]) -> Tensor:
-    result = _arrays.cast(_arrays.cast(Tensor(array, "f32"), problem.element), problem.result_element)
-    if callers is None:
-        return result
-    np.copyto(callers.bits, result.bits)
-    return callers
 
 
 def _gradient_destinations(problem: Problem, out: Optional[Tuple[object, object, object]]
@@ -486,10 +446,6 @@ def _overlap(one: Array, other: Array) -> bool:
         return np.shares_memory(one, other, max_work=1000)  # type: ignore[arg-type]
     except RuntimeError:  # too hard to tell: interleaved in some way
         return False
-
-
-def _present(*arrays: Optional[Array]) -> List[Array]:
-    return [array for array in arrays if array is not None]
 
 
 def _addresses(address: Union[str, Sequence[str]]) -> List[str]:

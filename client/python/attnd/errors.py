@@ -159,12 +159,6 @@ def reworded(error: InvalidArgument, names: Mapping[str, str]) -> InvalidArgumen
                        metadata={**error.metadata, **said})
 
 
-def empty_row(batch: int, head: int, row: int) -> InvalidArgument:
-    """The exception for a row that sees no key, of a mask that requires one."""
-    return InvalidArgument("mask: expected a visible key in each row, got none in batch entry "
-                           f"{batch}, head {head}, row {row}", reason="EMPTY_ROW", field="mask")
-
-
 def not_connected(module: str, name: str) -> Unavailable:
     """The exception for a module's connection of that name, of which there is none."""
     named = f', name="{name}"' if name else ""

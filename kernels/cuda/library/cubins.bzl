@@ -1,4 +1,4 @@
-"""cubins and locks: the kernels as machine code, of which --define kernels=... says how many programs hold, and kernels.lock."""
+"""cubins and locks: the kernels as machine code, and kernels.lock. --define kernels=... says which kernels programs hold."""
 
 GPUS = ["70", "80", "90"]
 

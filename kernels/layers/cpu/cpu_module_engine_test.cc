@@ -7,13 +7,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/large_buffer.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "tests/layers/engine_comparison.h"
-#include "tests/layers/engine_fixture.h"
-#include "tests/layers/step_comparison.h"
 #include "modules/known_layers.h"
 #include "modules/reference/call_parts.h"
 #include "modules/reference/reference_engine.h"
+#include "tests/layers/engine_comparison.h"
+#include "tests/layers/engine_fixture.h"
+#include "tests/layers/step_comparison.h"
 
 // Of AddressSanitizer and its like, whose heap mallinfo2 does not see.
 extern "C" size_t __sanitizer_get_current_allocated_bytes() __attribute__((weak));
@@ -283,11 +284,12 @@ TEST_F(CpuModuleEngineTest, TakesTheMemoryThatItPlansAndNoMoreInCalls) {
                            Rounding::kElements);
   fixture.SetRows({.batch = 4, .length = 256});
   const auto in_use = [] {
+    const int64_t mapped = LargeBuffer::MappedBytes();
     if (__sanitizer_get_current_allocated_bytes != nullptr) {
-      return static_cast<int64_t>(__sanitizer_get_current_allocated_bytes());
+      return mapped + static_cast<int64_t>(__sanitizer_get_current_allocated_bytes());
     }
     const struct mallinfo2 info = mallinfo2();
-    return static_cast<int64_t>(info.uordblks + info.hblkhd);
+    return mapped + static_cast<int64_t>(info.uordblks + info.hblkhd);
   };
   const GroupRates rates[] = {{.learning_rate = 1e-2}};
   const Bytes dy = BytesOf(fixture.dy, ElementType::kFloat32);

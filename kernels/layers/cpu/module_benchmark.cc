@@ -1,7 +1,8 @@
 // Time of one BERT layer on the CPU engine, forward and backward as training runs them, and of an
 // AdamW step. A round for each line of standard input, so that another program may take turns
 // (tools/benchmarks/module_layer_against_pytorch.py), and a line of milliseconds for each round:
-//     yes | head -9 | bazel run //kernels/layers/cpu:module_benchmark -- WIDTH DROPOUT/256 ELEMENT THREADS
+//     yes | head -9 |
+//       bazel run //kernels/layers/cpu:module_benchmark -- WIDTH DROPOUT/256 ELEMENT THREADS
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -136,7 +136,7 @@ TEST_F(PipelineBits, AForwardThatFailsInTheMiddleKeepsNothing) {
     ranges.push_back(Value(cpu_->Make(slice, limits, plan)));
     limits.kept_rows = 5;  // of the second
   }
-  PipelineInstance cut(module, limits, {}, std::move(ranges));
+  PipelineInstance cut(module, {}, std::move(ranges), Value(LargeBuffer::Make(5 * 8 * 4)));
   const CallRows rows{.batch = 1, .length = 5};
   const Bytes x(5 * 8 * 4);
   Bytes y(x.size());

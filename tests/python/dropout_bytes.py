@@ -12,7 +12,7 @@ from typing import Tuple
 
 import numpy as np
 
-from ._arrays import Array
+from attnd._arrays import Array
 
 _MASK = np.uint64(0xFFFFFFFF)
 
@@ -49,8 +49,3 @@ def dropout_bytes(seed: int, offset: int, heads: Array, rows: range, columns: in
     start = rows.start - first * 16
     wanted: Array = whole[:, start:start + len(rows), :columns]
     return wanted
-
-
-def threshold(p: float) -> int:
-    """p in 256ths, as the wire rounds it."""
-    return int(np.float32(p) * np.float32(256) + np.float32(0.5))
