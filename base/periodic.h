@@ -15,7 +15,7 @@ namespace attnd {
 
 class Periodic {
  public:
-  // What `work` uses outlives this: as a member it stands behind all of that.
+  // Everything that `work` uses outlives this: as a member it stands behind all of that.
   Periodic(absl::Duration period, std::function<void()> work);
   ~Periodic();
   Periodic(const Periodic&) = delete;

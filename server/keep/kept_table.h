@@ -55,7 +55,7 @@ class KeptTable {
     return found == entries_.end() ? nullptr : &found->second;
   }
 
-  // Of a key that is not there. It counts as used now.
+  // The key is not there yet. The entry counts as used now.
   Entry& Insert(Entry from, absl::Time now) {
     Entry& entry = entries_[from.key];
     entry = std::move(from);

@@ -36,7 +36,7 @@ class MaskWorkers {
   const int64_t caller_max_calls_;
   mutable absl::Mutex mutex_;
   int64_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
-  // What waits of each caller that has a turn, or whose turn it is.
+  // The waiting work of each caller that has a turn, or whose turn it is.
   std::map<std::string, std::deque<std::function<void()>>> callers_ ABSL_GUARDED_BY(mutex_);
   TaskQueue turns_;  // one of each caller; goes first, and runs what is left
 };
