@@ -16,6 +16,9 @@ namespace {
 
 constexpr uint32_t kWidth = 1024;  // 4 MiB a weight; 33 MiB a module
 constexpr int kRounds = 60, kWarmUp = 5;
+// gRPC's messages of the tensors take more of the heap now and then, some 24 MiB at a time, and
+// then no more; a module that stayed would take hundreds.
+constexpr int64_t kSlack = 100 * kMiB;
 
 v1::RegisterModuleRequest WideRegistration() {
   v1::RegisterModuleRequest request = SmallRegistration("wide");
@@ -54,7 +57,7 @@ TEST(DaemonModuleMemory, IsGoneOnceModulesAreReleased) {
     ASSERT_TRUE(caller.Call(&v1::Modules::Stub::Release, release, released).ok());
     EXPECT_EQ(daemon.server().module_bytes(), 0);
     if (round >= kWarmUp) {
-      ASSERT_LT(ResidentBytes() - before, 20 * kMiB) << "round " << round;
+      ASSERT_LT(ResidentBytes() - before, kSlack) << "round " << round;
     }
   }
 }
