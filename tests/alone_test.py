@@ -11,7 +11,8 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 IMPORTS = "bazel-bin/proto/attnd/v1/_virtual_imports"
 OPTIONS = ["-std=c++20", "-I.", "-Ibazel-bin", f"-I{IMPORTS}/mask_proto", f"-I{IMPORTS}/capture_proto",
-           f"-I{IMPORTS}/attention_as_imported", "-Itests/emulator/host", "-I.deps/nv/nvidia/cuda_runtime/include", "-I.deps/nv/nvidia/cuda_nvrtc/include"]
+           f"-I{IMPORTS}/attention_as_imported", "-Itests/emulator/host",
+           "-I.deps/nv/nvidia/cuda_runtime/include", "-I.deps/nv/nvidia/cuda_nvrtc/include"]
 
 pytestmark = pytest.mark.rare("each source alone")
 
