@@ -10,7 +10,9 @@
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/matrix_tiles.h"
 #include "kernels/cpu/tiles.h"
+#include "tests/cpu_tiles/emulated_tiles.h"
 #include "tests/masks/small_masks.h"
 
 namespace attnd {
@@ -125,7 +127,28 @@ std::vector<Problem> LongProblems() {
   return {Long(), causal, biased, strided};
 }
 
-TEST(CpuInvariance, GivesTheSameBitsForAnyNumberOfThreads) {
+// The parameter: what multiplies tiles of 16-bit tensors, if anything does.
+class CpuInvariance : public testing::TestWithParam<const TileUnit*> {
+ protected:
+  void SetUp() override { ChooseMatrixTiles(GetParam()); }
+  void TearDown() override { ChooseMatrixTiles(own_); }
+
+ private:
+  const TileUnit* const own_ = MatrixTiles();
+};
+
+std::vector<const TileUnit*> TileUnits() {
+  std::vector<const TileUnit*> units = {nullptr};
+  for (const TileUnit* unit : {MatrixTiles(), EmulatedTiles()}) {
+    if (unit != nullptr) units.push_back(unit);
+  }
+  return units;
+}
+INSTANTIATE_TEST_SUITE_P(On, CpuInvariance, testing::ValuesIn(TileUnits()), [](const auto& info) {
+  return std::string(info.param == nullptr ? "vectors" : info.param->name);
+});
+
+TEST_P(CpuInvariance, GivesTheSameBitsForAnyNumberOfThreads) {
   for (const Problem& problem : LongProblems()) {
     ASSERT_GT(GradientSlots(problem, problem.q_len), 1) << "the test must cover several slots";
     std::unique_ptr<Backend> one = MakeCpuBackend({.threads = 1});
@@ -140,7 +163,7 @@ TEST(CpuInvariance, GivesTheSameBitsForAnyNumberOfThreads) {
   }
 }
 
-TEST(CpuInvariance, GivesTheSameBitsForRandomProblemsInOneLaunch) {
+TEST_P(CpuInvariance, GivesTheSameBitsForRandomProblemsInOneLaunch) {
   constexpr uint64_t kFirstSeed = 20;
   std::unique_ptr<Backend> backend = MakeCpuBackend({.threads = 3});
   std::vector<Trial> alone, together;
@@ -197,7 +220,7 @@ Trial Shard(Trial& whole, int64_t part) {
   return Trial(shard, std::move(part_in));
 }
 
-TEST(CpuInvariance, GivesTheSameBitsFromShards) {
+TEST_P(CpuInvariance, GivesTheSameBitsFromShards) {
   std::unique_ptr<Backend> backend = MakeCpuBackend({.threads = 2});
   for (const Problem& problem : LongProblems()) {
     Trial whole(problem, 3);
@@ -217,7 +240,7 @@ TEST(CpuInvariance, GivesTheSameBitsFromShards) {
 }
 
 // What docs promise a client that splits by batch entry: the sum over entries, in order.
-TEST(CpuInvariance, BiasGradientIsTheSumOverEntriesInOrder) {
+TEST_P(CpuInvariance, BiasGradientIsTheSumOverEntriesInOrder) {
   std::unique_ptr<Backend> backend = MakeCpuBackend({.threads = 2});
   Problem problem = LongProblems()[2];
   problem.batch = 3;

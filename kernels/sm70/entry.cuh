@@ -1,17 +1,7 @@
 // The only reader of threadIdx and blockIdx: a kernel of this folder as a __global__ function.
 #pragma once
 
-#include "kernels/dense/kernels.h"
-#include "kernels/rules/capture_sums.h"
-#include "kernels/rules/mask_tiles.h"
-#include "kernels/rules/merge_runs.h"
-#include "kernels/rules/parameter_gradients.h"
-#include "kernels/sm70/backward.h"
-#include "kernels/sm70/capture.h"
-#include "kernels/sm70/forward.h"
-#include "kernels/sm70/keep_rows.h"
-#include "kernels/sm70/product.h"
-#include "kernels/sm70/split_backward.h"
+#include "kernels/sm70/kernels.h"
 
 namespace attnd::sm70 {
 

@@ -1,10 +1,7 @@
 // The only reader of threadIdx and blockIdx: a kernel of this folder as a __global__ function.
 #pragma once
 
-#include "kernels/sm90/backward.h"
-#include "kernels/sm90/dropout_bits.h"
-#include "kernels/sm90/forward.h"
-#include "kernels/sm90/query_gradient.h"
+#include "kernels/sm90/kernels.h"
 
 namespace attnd::sm90 {
 

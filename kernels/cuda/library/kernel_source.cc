@@ -166,8 +166,9 @@ KernelSource SourceOf(const KernelRow& row) {
   const char* name = InfoOf(row.architecture).name;
   KernelSource source;
   source.space = absl::StrCat("attnd::", name);
+  source.kernel = KernelExpression(row);
   source.text = absl::StrCat("#include \"kernels/", name, "/entry.cuh\"\nnamespace ", source.space,
-                             " {\nusing Chosen = ", KernelExpression(row), ";\n__device__ int ",
+                             " {\nusing Chosen = ", source.kernel, ";\n__device__ int ",
                              kThreadsFact, " = Chosen::kThreads;\n__device__ int ", kSharedFact,
                              " = static_cast<int>(sizeof(Chosen::Shared));\n}\n");
   source.expression = absl::StrCat(source.space, "::Entry<", source.space, "::Chosen, ",

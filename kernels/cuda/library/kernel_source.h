@@ -18,6 +18,7 @@ struct EmbeddedFile {
 const std::vector<EmbeddedFile>& DeviceHeaders();
 
 struct KernelSource {
+  std::string kernel;  // the class, as it is named in that namespace
   std::string text;
   std::string space;       // the namespace of all that it declares
   std::string expression;  // names the entry; the compiler lowers it

@@ -10,10 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "tests/emulator/dense/emulated_kernels.h"
-#include "tests/emulator/sm70/emulated_kernels.h"
-#include "tests/emulator/sm80/emulated_kernels.h"
-#include "tests/emulator/sm90/emulated_kernels.h"
+#include "tests/emulator/kernels/find_emulated_kernel.h"
 
 namespace attnd::cuda {
 namespace {
@@ -23,28 +20,10 @@ using emulator::Contents;
 constexpr int64_t kArenaAlignment = 256;  // as a GPU's
 constexpr int kStayingBlocks = 2;
 
-EmulatedKernel FindKernel(const KernelRow& row) {
-  const EmulatedKernel dense = FindEmulatedDenseKernel(row);
-  if (dense.run != nullptr) return dense;
-  const EmulatedKernel product = row.architecture == Architecture::kSm70
-                                     ? sm70::FindEmulatedProduct(row)
-                                     : sm80::FindEmulatedProduct(row);
-  if (product.run != nullptr) return product;
-  switch (row.architecture) {
-    case Architecture::kSm70:
-      return sm70::FindEmulatedKernel(row);
-    case Architecture::kSm80:
-      return sm80::FindEmulatedKernel(row);
-    case Architecture::kSm90:
-      return sm90::FindEmulatedKernel(row);
-  }
-  return {};
-}
-
-std::vector<KernelRow> EmulatedRows(const EmulatedDeviceOptions& options) {
+std::vector<KernelRow> RowsOfDevice(const EmulatedDeviceOptions& options) {
   std::vector<KernelRow> rows = KernelRowsOfGpu(InfoOf(options.architecture).compute_capability);
   std::erase_if(rows, [&](const KernelRow& row) {
-    return FindKernel(row).run == nullptr || (options.lacks && options.lacks(row));
+    return FindEmulatedKernel(row).run == nullptr || (options.lacks && options.lacks(row));
   });
   return rows;
 }
@@ -131,7 +110,7 @@ class EmulatedLaunch final : public DeviceLaunch {
   }
 
   absl::Status RunStep(const KernelStep& step) {
-    const EmulatedKernel kernel = FindKernel(step.row);
+    const EmulatedKernel kernel = FindEmulatedKernel(step.row);
     CHECK(kernel.run != nullptr) << NameOf(step.row);
     emulator::LaunchOptions launch;
     // Few enough that blocks that stay have several tiles, and enough that several take them.
@@ -165,7 +144,7 @@ class EmulatedLaunch final : public DeviceLaunch {
 class EmulatedDevice final : public KernelDevice {
  public:
   explicit EmulatedDevice(const EmulatedDeviceOptions& options)
-      : options_(options), rows_(EmulatedRows(options)) {
+      : options_(options), rows_(RowsOfDevice(options)) {
     info_.backend = "cuda";
     info_.device = "emulator";
     info_.architecture = TargetOf(InfoOf(options.architecture).compute_capability);
@@ -183,7 +162,7 @@ class EmulatedDevice final : public KernelDevice {
     return map;
   }
   absl::Status Check(const KernelRow& row) const override {
-    if (FindKernel(row).run != nullptr) return absl::OkStatus();
+    if (FindEmulatedKernel(row).run != nullptr) return absl::OkStatus();
     return absl::UnimplementedError(absl::StrCat("the emulator lacks ", NameOf(row)));
   }
   absl::StatusOr<std::unique_ptr<DeviceLaunch>> Begin(int64_t bytes,

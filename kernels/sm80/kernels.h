@@ -1,0 +1,12 @@
+// The kernels of this folder, and those of other folders that its GPUs run.
+#pragma once
+
+#include "kernels/dense/kernels.h"
+#include "kernels/rules/capture_sums.h"
+#include "kernels/rules/mask_tiles.h"
+#include "kernels/rules/merge_runs.h"
+#include "kernels/rules/parameter_gradients.h"
+#include "kernels/sm80/backward.h"
+#include "kernels/sm80/capture.h"
+#include "kernels/sm80/forward.h"
+#include "kernels/sm80/product.h"

@@ -1,0 +1,7 @@
+// The kernels of this folder, and those of other folders that its GPUs run.
+#pragma once
+
+#include "kernels/sm90/backward.h"
+#include "kernels/sm90/dropout_bits.h"
+#include "kernels/sm90/forward.h"
+#include "kernels/sm90/query_gradient.h"
