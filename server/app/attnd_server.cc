@@ -250,6 +250,8 @@ MaskTableStats AttndServer::masks() const { return keep_->masks().stats(); }
 
 int64_t AttndServer::module_bytes() const { return modules_->table().memory().used(); }
 
+int64_t AttndServer::call_bytes() const { return calls_->call_bytes().held(); }
+
 void AttndServer::ExpireModules() { modules_->table().Expire(); }
 
 // Nothing may lose a device, or answer a call, once the server is gone.

@@ -19,6 +19,8 @@ void AttndServer::SampleState() {
   sampled.AddGauge("attnd_admitted_bytes",
                    "Staging memory promised to requests, from admission until their reply is sent.",
                    {}, [this] { return static_cast<double>(calls_->admission().Use().bytes); });
+  sampled.AddGauge("attnd_call_bytes", "Memory of calls beside tensors, and of unread replies.", {},
+                   [this] { return static_cast<double>(calls_->call_bytes().held()); });
   SampleLeases(kHostMemory, "host");
   sampled.AddGauge("attnd_staging_pool_capacity_bytes", "Size of the staging memory.", {},
                    [this] { return static_cast<double>(staging_.capacity()); });
