@@ -90,7 +90,7 @@ class AttndServer {
   absl::Status StartSecurity();
   void StartCalls(const TokenIssuer& issuer);
   void StartSharedMemory();
-  void StartModules(const TokenIssuer& issuer);
+  absl::Status StartModules(const TokenIssuer& issuer);
   absl::Status StartMetrics();
   absl::Status StartRpc();
   void LoseDevice(int device, const absl::Status& status);

@@ -72,6 +72,15 @@ void AttndServer::SampleModules() {
                    [this] { return static_cast<double>(modules_->table().size()); });
   sampled.AddGauge("attnd_durable_lag_steps", "Changes of modules that a restart would not find.",
                    {}, [this] { return static_cast<double>(modules_->table().durable_lag()); });
+  sampled.AddGauge("attnd_module_state_bytes", "Files of --module_state_dir.", {}, [this] {
+    return modules_->states() == nullptr ? 0 : static_cast<double>(modules_->states()->bytes());
+  });
+  sampled.AddCounter("attnd_module_states_swept_total",
+                     "States removed because their module was not registered for long.", {},
+                     [this] {
+                       const StateRoot* states = modules_->states();
+                       return states == nullptr ? 0 : static_cast<double>(states->swept());
+                     });
   using Bytes = ModuleTable::Bytes;
   for (const auto& [kind, bytes] : {std::pair{"weight", &Bytes::weights},
                                     {"optimizer", &Bytes::optimizers},
