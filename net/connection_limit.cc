@@ -12,8 +12,8 @@ namespace {
 // At the limit closed connections are looked for at most this often: each look asks the kernel
 // about every connection.
 constexpr absl::Duration kLookAgain = absl::Milliseconds(20);
-// Descriptors for files, GPUs, shared memory, and connections on their way out.
-constexpr rlim_t kOtherDescriptors = 512;
+// Descriptors for files, GPUs, shared memory, the metrics port, and connections on their way out.
+constexpr rlim_t kOtherDescriptors = 1024;
 
 // Nothing for what is no socket.
 std::optional<uint64_t> CookieOf(int socket) {

@@ -53,6 +53,12 @@ ModuleOptions WithDeviceMemory(ModuleOptions options, const Devices& devices) {
   return options;
 }
 
+StateLimits StateLimitsOf(const ModuleOptions& options) {
+  const int64_t bytes =
+      options.state_bytes > 0 ? options.state_bytes : kStatesOfMemory * options.memory.bytes;
+  return {bytes, options.state_age};
+}
+
 // This replica among others, the same after each start: its host's name and what it listens on.
 uint64_t ReplicaOf(const ServerOptions& options) {
   char host[256] = {};
@@ -98,7 +104,7 @@ absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(const ServerOpti
   server->StartCalls(issuer);
   server->server_info_ =
       DescribeServer(server->options_, server->devices_.engines(), issuer.boot_epoch);
-  server->StartModules(issuer);
+  RETURN_IF_ERROR(server->StartModules(issuer));
   server->StartSharedMemory();
   server->SampleState();
   RETURN_IF_ERROR(server->StartMetrics());
@@ -149,20 +155,26 @@ void AttndServer::LoseDevice(int device, const absl::Status& status) {
   log_.Error("device_lost", {{"device", devices_[device].name}, {"message", status.message()}});
 }
 
-void AttndServer::StartModules(const TokenIssuer& issuer) {
-  if (options_.modules.memory.bytes == 0) return;
+absl::Status AttndServer::StartModules(const TokenIssuer& issuer) {
+  if (options_.modules.memory.bytes == 0) return absl::OkStatus();
   std::unique_ptr<ModuleEngine> engine = devices_.MakeModuleEngine([this](int device) {
     return [admission = &calls_->admission(), device](int64_t bytes) {
       return admission->HoldDeviceMemory(device, bytes);
     };
   });
-  if (engine == nullptr) return;
-  modules_ = std::make_unique<Modules>(
-      WithDeviceMemory(options_.modules, devices_), std::move(engine), devices_.names(), issuer,
-      options_.leases, options_.admission.max_deadline,
-      Modules::Deps{staging_, *calls_, metrics_, auth_, clock_, log_});
+  if (engine == nullptr) return absl::OkStatus();
+  const ModuleOptions options = WithDeviceMemory(options_.modules, devices_);
+  std::unique_ptr<StateRoot> states;
+  if (!options.state_dir.empty()) {
+    ASSIGN_OR_RETURN(states, StateRoot::Open(options.state_dir, StateLimitsOf(options)));
+  }
+  modules_ =
+      std::make_unique<Modules>(options, std::move(states), std::move(engine), devices_.names(),
+                                issuer, options_.leases, options_.admission.max_deadline,
+                                Modules::Deps{staging_, *calls_, metrics_, auth_, clock_, log_});
   server_info_.add_feature("modules");
   server_info_.add_feature(absl::StrCat("modules_on_", modules_->engine_name()));
+  return absl::OkStatus();
 }
 
 // A socket that cannot be had costs speed only: callers then send their tensors.
@@ -237,6 +249,8 @@ int AttndServer::metrics_port() const {
 int AttndServer::connections() const { return rpc_->connections(); }
 
 AdmissionUse AttndServer::use() const { return calls_->admission().Use(); }
+
+int64_t AttndServer::call_bytes() const { return calls_->call_bytes().held(); }
 
 AdmissionDeviceUse AttndServer::use(int device) const {
   return calls_->admission().DeviceUse(device);

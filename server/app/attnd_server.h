@@ -63,6 +63,7 @@ class AttndServer {
   int metrics_port() const;
   AdmissionUse use() const;
   AdmissionDeviceUse use(int device) const;
+  int64_t call_bytes() const;  // of calls beside their tensors
   int64_t staging_used() const { return staging_.used(); }
   LeaseUse leases() const;
   LeaseUse leases(int place) const;
@@ -89,7 +90,7 @@ class AttndServer {
   absl::Status StartSecurity();
   void StartCalls(const TokenIssuer& issuer);
   void StartSharedMemory();
-  void StartModules(const TokenIssuer& issuer);
+  absl::Status StartModules(const TokenIssuer& issuer);
   absl::Status StartMetrics();
   absl::Status StartRpc();
   void LoseDevice(int device, const absl::Status& status);

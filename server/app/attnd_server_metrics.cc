@@ -19,6 +19,8 @@ void AttndServer::SampleState() {
   sampled.AddGauge("attnd_admitted_bytes",
                    "Staging memory promised to requests, from admission until their reply is sent.",
                    {}, [this] { return static_cast<double>(calls_->admission().Use().bytes); });
+  sampled.AddGauge("attnd_call_bytes", "Memory of calls beside tensors, and of unread replies.", {},
+                   [this] { return static_cast<double>(calls_->call_bytes().held()); });
   SampleLeases(kHostMemory, "host");
   sampled.AddGauge("attnd_staging_pool_capacity_bytes", "Size of the staging memory.", {},
                    [this] { return static_cast<double>(staging_.capacity()); });
@@ -70,6 +72,15 @@ void AttndServer::SampleModules() {
                    [this] { return static_cast<double>(modules_->table().size()); });
   sampled.AddGauge("attnd_durable_lag_steps", "Changes of modules that a restart would not find.",
                    {}, [this] { return static_cast<double>(modules_->table().durable_lag()); });
+  sampled.AddGauge("attnd_module_state_bytes", "Files of --module_state_dir.", {}, [this] {
+    return modules_->states() == nullptr ? 0 : static_cast<double>(modules_->states()->bytes());
+  });
+  sampled.AddCounter("attnd_module_states_swept_total",
+                     "States removed because their module was not registered for long.", {},
+                     [this] {
+                       const StateRoot* states = modules_->states();
+                       return states == nullptr ? 0 : static_cast<double>(states->swept());
+                     });
   using Bytes = ModuleTable::Bytes;
   for (const auto& [kind, bytes] : {std::pair{"weight", &Bytes::weights},
                                     {"optimizer", &Bytes::optimizers},

@@ -33,6 +33,7 @@ struct RawFlags {
   double shared_memory_mib;
   double mask_memory_mib = -1;
   double module_memory_mib = -1, caller_module_mib = 0, module_save_s;
+  double module_state_mib = 0, module_state_days;
   bool check_config = false;
   std::string log_format = "text", log_level = "info";
   std::string devices = "all";
@@ -53,6 +54,7 @@ RawFlags DefaultsOf(const ServerOptions& o) {
   raw.drain_timeout_s = seconds(o.drain_timeout);
   raw.slow_call_s = seconds(o.slow_call);
   raw.module_save_s = seconds(o.modules.save_every);
+  raw.module_state_days = seconds(o.modules.state_age) / (24 * 3600);
   raw.shared_memory_mib = Mib(o.shared_memory.max_bytes);
   raw.lease_ttl_s = seconds(o.leases.ttl);
   raw.max_message_mib = Mib(o.transport.max_message_bytes);
@@ -215,6 +217,11 @@ void AddModules(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   app.add_option("--module_state_dir", o.modules.state_dir,
                  "folder for modules that outlive the process, on a tmpfs or a disk; empty: none")
       ->group(group);
+  add("--module_state_mib", raw.module_state_mib,
+      "most that states may take there, half of it for one caller; 0: eight times the memory of "
+      "modules");
+  add("--module_state_days", raw.module_state_days,
+      "a state is deleted once its module was not registered for so long");
   add("--module_shadow_every", o.modules.shadow_every,
       "steps between copies to a tmpfs; 0: as copies take a fifth of the time");
   add("--module_save_seconds", raw.module_save_s, "between saves to a disk");
@@ -301,6 +308,8 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   o.modules.memory.caller_bytes =
       raw.caller_module_mib == 0 ? o.modules.memory.bytes : BytesOfMib(raw.caller_module_mib);
   o.modules.save_every = absl::Seconds(raw.module_save_s);
+  o.modules.state_bytes = BytesOfMib(raw.module_state_mib);
+  o.modules.state_age = absl::Hours(24) * raw.module_state_days;
   ApplyTransport(raw, o.transport);
   o.transport.max_connection_age_grace = 2 * o.admission.max_deadline;
   o.drain_delay = absl::Seconds(raw.drain_delay_s);

@@ -5,16 +5,12 @@
 // Errors: UNAVAILABLE when the address cannot be listened on.
 #pragma once
 
-#include <CivetServer.h>
-#include <netdb.h>
-#include <prometheus/collectable.h>
-
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/app/page_server.h"
 #include "server/metrics/metrics.h"
 
 namespace attnd {
@@ -25,20 +21,12 @@ class MetricsPort {
   static absl::StatusOr<std::unique_ptr<MetricsPort>> Open(const std::string& address,
                                                            const Metrics& metrics,
                                                            std::function<bool()> ready);
-  ~MetricsPort();
-  int port() const { return server_->getListeningPorts().front(); }
+  int port() const { return server_->port(); }
 
  private:
-  class Pages;
-  MetricsPort() = default;
-  void Knock() const;
+  explicit MetricsPort(std::unique_ptr<PageServer> server) : server_(std::move(server)) {}
 
-  struct FreeAddress {
-    void operator()(addrinfo* address) const { freeaddrinfo(address); }
-  };
-  std::unique_ptr<addrinfo, FreeAddress> own_address_;  // its port's; null: not known
-  std::unique_ptr<CivetHandler> pages_;                 // outlives the server
-  std::unique_ptr<CivetServer> server_;
+  const std::unique_ptr<PageServer> server_;
 };
 
 }  // namespace attnd

@@ -118,6 +118,9 @@ absl::Status CheckModules(const ModuleOptions& modules) {
   RETURN_IF_ERROR(InRange("module_hbm_fraction", modules.hbm_fraction, 0, 0.95));
   RETURN_IF_ERROR(InRange("module_save_seconds", absl::ToDoubleSeconds(modules.save_every), 0.001,
                           7 * 24 * 3600.0));
+  RETURN_IF_ERROR(InRangeMib("module_state_mib", modules.state_bytes, 0, 1024 * tib));
+  RETURN_IF_ERROR(
+      InRange("module_state_days", absl::ToDoubleSeconds(modules.state_age) / 86400, 0.001, 36500));
   RETURN_IF_ERROR(
       InRange("module_shadow_every", static_cast<double>(modules.shadow_every), 0, 1 << 20));
   return InRange("max_modules", static_cast<double>(modules.max_modules), 1, 65536);

@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "net/listen_address.h"
+#include "server/modules/state_root.h"
 #include "server/security/auth.h"
 #include "server/security/certificate_files.h"
 
@@ -55,6 +56,9 @@ absl::Status CheckFiles(const ServerOptions& options) {
   RETURN_IF_ERROR(CheckPortFile("metrics_port_file", options.metrics_port_file));
   RETURN_IF_ERROR(CheckTlsFiles(options.tls));
   RETURN_IF_ERROR(CheckCertificateTimes(options.tls, absl::Now()));
+  if (!options.modules.state_dir.empty()) {
+    RETURN_IF_ERROR(StateRoot::Open(options.modules.state_dir, {}).status());
+  }
   if (options.token_file.empty()) return absl::OkStatus();
   return Authenticator::FromTokenFile(options.token_file).status();
 }

@@ -73,6 +73,7 @@ inline constexpr absl::string_view kStepOutOfOrder = "STEP_OUT_OF_ORDER";
 inline constexpr absl::string_view kGradientIncomplete = "GRADIENT_INCOMPLETE";
 inline constexpr absl::string_view kMicroBatchConflict = "MICRO_BATCH_CONFLICT";
 inline constexpr absl::string_view kMicroBatchEarly = "MICRO_BATCH_EARLY";
+inline constexpr absl::string_view kStateUnavailable = "STATE_UNAVAILABLE";
 inline constexpr absl::string_view kActivationPressure = "ACTIVATION_PRESSURE";
 }  // namespace reason
 

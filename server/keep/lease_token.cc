@@ -44,7 +44,8 @@ absl::Status NotOwned() {
 
 }  // namespace
 
-LeaseTokens::LeaseTokens(const TokenIssuer& issuer) : issuer_(issuer) {
+LeaseTokens::LeaseTokens(const TokenIssuer& issuer, absl::string_view giver)
+    : issuer_(issuer), giver_(giver) {
   CHECK(RAND_bytes(key_.data(), static_cast<int>(key_.size())) == 1);
 }
 
@@ -75,7 +76,8 @@ absl::StatusOr<uint64_t> LeaseTokens::Check(absl::string_view token,
                                             absl::string_view owner) const {
   if (token.size() == kFirstVersionBytes && token[0] == kFirstVersion) return EpochChanged();
   if (token.size() != kLeaseTokenBytes || token[0] != kVersion) {
-    return FieldError(reason::kBadField, "residual_token", "a token that Forward gave",
+    return FieldError(reason::kBadField, "residual_token",
+                      absl::StrCat("a token that ", giver_, " gave"),
                       absl::StrCat("another text of ", token.size(), " bytes"));
   }
   if (NumberAt(token, kReplicaAt) != issuer_.replica) {

@@ -29,7 +29,8 @@ struct TokenIssuer {
 class LeaseTokens {
  public:
   // Draws a key.
-  explicit LeaseTokens(const TokenIssuer& issuer);
+  // `giver`: the method that gives them, for errors; static.
+  explicit LeaseTokens(const TokenIssuer& issuer, absl::string_view giver = "Forward");
 
   std::string Make(uint64_t lease, absl::string_view owner) const;
 
@@ -43,6 +44,7 @@ class LeaseTokens {
   Digest Sign(absl::string_view purpose, absl::string_view text) const;
 
   const TokenIssuer issuer_;
+  const absl::string_view giver_;
   Digest key_;
 };
 

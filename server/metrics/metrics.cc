@@ -73,6 +73,9 @@ constexpr std::pair<absl::string_view, const char*> kCutLabels[] = {
     {reason::kDeadlineExceededTransfer, "too_long"},
 };
 
+// Requests of the others are unary: gRPC has them whole before the call is known here.
+bool HasStreams(Method method) { return method == Method::kForward || method == Method::kBackward; }
+
 int At(Direction direction, Priority priority) {
   return static_cast<int>(direction) * kPriorities + static_cast<int>(priority);
 }
@@ -179,12 +182,15 @@ void Metrics::MakeQueueSeries() {
   }
   auto& cut = CounterFamily("attnd_calls_cut_total",
                             "Calls ended because their peer sent or read too slowly.");
-  for (Method method : {Method::kForward, Method::kBackward}) {
+  for (int number = 0; number < kMethods; ++number) {
+    const auto method = static_cast<Method>(number);
     for (WorkStage stage : {WorkStage::kReceive, WorkStage::kSend}) {
       for (const auto& [reason, label] : kCutLabels) {
-        cut_.push_back(&cut.Add({{"method", Name(MethodName(method))},
-                                 {"stage", Name(WorkStageName(stage))},
-                                 {"reason", label}}));
+        const bool never = !HasStreams(method) && stage == WorkStage::kReceive;
+        cut_.push_back(never ? nullptr
+                             : &cut.Add({{"method", Name(MethodName(method))},
+                                         {"stage", Name(WorkStageName(stage))},
+                                         {"reason", label}}));
       }
     }
   }

@@ -104,7 +104,8 @@ class Metrics {
   static int64_t TokensOf(const AttentionCall& call);
   void CallQueued(Direction direction, Priority priority, absl::Duration waited);
   void CallStopped(WorkStage stage, bool expired);
-  // A Forward or Backward was ended because its peer sent (kReceive) or read (kSend) too slowly.
+  // A call was ended because its peer sent (kReceive, of a Forward or Backward) or read (kSend) too
+  // slowly.
   // `reason` is the status' own, one that TransferProgress::Check gives.
   void CallCut(Method method, WorkStage stage, absl::string_view reason);
   void QueueChanged(int device, Direction direction, Priority priority, int calls, int64_t bytes);
@@ -188,10 +189,10 @@ class Metrics {
   Histograms tokens_;                                      // [direction]
   std::map<std::string, Counter*, std::less<>> rejected_;  // by reason, fixed
   Counters cancelled_, expired_;                           // [work stage]
-  Counters cut_;                     // [Forward, Backward][receive, send][idle, ...]
-  Histograms queue_duration_;        // [direction][priority]
-  Histograms batch_, batch_tokens_;  // [direction]
-  Counters received_, sent_;         // [tcp, uds, memfd]
+  Counters cut_;                                           // [method][receive, send][idle, ...]
+  Histograms queue_duration_;                              // [direction][priority]
+  Histograms batch_, batch_tokens_;                        // [direction]
+  Counters received_, sent_;                               // [tcp, uds, memfd]
   Counter* copied_ = nullptr;
   std::map<std::string, Counter*, std::less<>> auth_failures_;
   Leases host_leases_;

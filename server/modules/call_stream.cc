@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "server/call/status_details.h"
 #include "server/rpc/server_context.h"
+#include "server/wire/reply_slices.h"
 
 namespace attnd {
 namespace {
@@ -30,10 +31,12 @@ void FinishReply(Reactor& reactor, grpc::ByteBuffer& reply, grpc::ByteBuffer* la
 }  // namespace
 
 CallStream::CallStream(const StreamDeps& deps, grpc::CallbackServerContext& context,
-                       const grpc::ByteBuffer* request)
+                       const grpc::ByteBuffer* request, int64_t reply_bytes)
     : WatchedCall(deps.clock),
       deps_(deps),
       open_(deps.calls.open()),
+      reply_bytes_(reply_bytes),
+      room_(deps.calls.call_bytes()),
       context_(context),
       unix_socket_(absl::StartsWith(context.peer(), "unix:")),
       deadline_(DeadlineOf(context)) {
@@ -57,6 +60,11 @@ void CallStream::Begin(std::function<void()> run_handler) {
   if (has_request) return RunHandler();
   progress()->Begin();
   ReadAhead();
+}
+
+absl::Status CallStream::Enter(FairShares::Share place, const FairShares::Holder& holder) {
+  place_ = std::move(place);
+  return room_.Take(holder, reply_bytes_);
 }
 
 void CallStream::RunHandler() {
@@ -110,6 +118,9 @@ bool CallStream::Write(grpc::ByteBuffer message) {
     if (!write_ok_ || cancelled_ || !cut_.ok()) return false;
     if (holds_message_) write_done_ = false;
   }
+  const auto bytes = static_cast<int64_t>(message.Length());
+  no_room_ = room_.HoldReply(bytes);
+  if (!no_room_.ok()) return false;
   if (std::exchange(holds_message_, true)) {
     if (!std::exchange(sending_, true)) progress()->Begin();
     StartWriting(&write_);
@@ -117,15 +128,14 @@ bool CallStream::Write(grpc::ByteBuffer message) {
     mutex_.Await(absl::Condition(&write_done_));  // the watch and a cancel end it too
     if (!write_ok_) return false;
   }
-  write_.Swap(&message);
-  const auto bytes = static_cast<int64_t>(write_.Length());
-  progress()->Moved(bytes);
+  write_ = WithProgress(message, progress());
   deps_.metrics.Sent(unix_socket_, bytes);
   sent_bytes_ += bytes;
   return true;
 }
 
 absl::Status CallStream::Broken() const {
+  if (!no_room_.ok()) return no_room_;
   absl::MutexLock lock(&mutex_);
   if (!cut_.ok()) return cut_;
   if (!cancelled_ && write_ok_) return absl::OkStatus();

@@ -25,7 +25,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "proto/attnd/v1/chunk_framing.h"
 #include "server/metrics/metrics.h"
+#include "server/rpc/call_room.h"
 #include "server/rpc/call_watch.h"
 #include "server/rpc/calls.h"
 #include "server/rpc/open_calls.h"
@@ -42,20 +44,27 @@ struct StreamDeps {
 class CallStream : public WatchedCall {
  public:
   // `request`: the only message; null: they come as a stream.
+  // `reply_bytes`: of the reply's messages that it holds at a time.
   CallStream(const StreamDeps& deps, grpc::CallbackServerContext& context,
-             const grpc::ByteBuffer* request);
+             const grpc::ByteBuffer* request, int64_t reply_bytes);
   ~CallStream() override = default;
 
   grpc::CallbackServerContext& context() { return context_; }
 
-  // `run_handler`: once there is something to handle; has the handler run, on another thread.
+  // `run_handler`: once the first message is whole, or the call is broken before; has the handler
+  // run, on another thread, or finishes the call.
   void Begin(std::function<void()> run_handler);
+
+  // Before the handler runs: a place among the calls of its service, which it has taken, and room
+  // for what it holds. Both come back when the last byte of the reply has left. CallRoom's errors.
+  absl::Status Enter(FairShares::Share place, const FairShares::Holder& holder);
 
   // The handler's. False: half-close, or the call is broken. A message is written once another one
   // follows, or with Finish.
   bool Read(grpc::ByteBuffer& message);
   bool Write(grpc::ByteBuffer message);
-  // Why: the watch's status, CANCELLED or DEADLINE_EXCEEDED; OK after a half-close.
+  // Why: the watch's status, CANCELLED, DEADLINE_EXCEEDED, or that there is no room for a message;
+  // OK after a half-close.
   absl::Status Broken() const;
   std::stop_token stop() const { return stop_.get_token(); }
   // The handler's: of messages so far.
@@ -85,6 +94,10 @@ class CallStream : public WatchedCall {
 
   const StreamDeps deps_;
   const OpenCalls::Call open_;
+  const int64_t reply_bytes_;
+  FairShares::Share place_;
+  CallRoom room_;
+  absl::Status no_room_;  // the handler's: for a message of the reply
   grpc::CallbackServerContext& context_;
   const bool unix_socket_;
   const absl::Time deadline_;
@@ -110,12 +123,15 @@ class CallStream : public WatchedCall {
   absl::Status cut_ ABSL_GUARDED_BY(mutex_);
 };
 
+// A message that gRPC writes and the one behind it, each a chunk with its header.
+inline constexpr int64_t kStreamedReplyBytes = 2 * (kChunkBytes + (int64_t{1} << 10));
+
 // The four kinds, over gRPC's reactors.
 class UnaryStream final : public grpc::ServerUnaryReactor, public CallStream {
  public:
   UnaryStream(const StreamDeps& deps, grpc::CallbackServerContext& context,
               const grpc::ByteBuffer& request, grpc::ByteBuffer& reply)
-      : CallStream(deps, context, &request), reply_(reply) {}
+      : CallStream(deps, context, &request, kSmallReplyBytes), reply_(reply) {}
   void OnCancel() override { Cancelled(); }
   void OnDone() override { Done(); }
 
@@ -128,7 +144,7 @@ class UnaryStream final : public grpc::ServerUnaryReactor, public CallStream {
 class ReadStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>, public CallStream {
  public:
   ReadStream(const StreamDeps& deps, grpc::CallbackServerContext& context, grpc::ByteBuffer& reply)
-      : CallStream(deps, context, nullptr), reply_(reply) {}
+      : CallStream(deps, context, nullptr, kSmallReplyBytes), reply_(reply) {}
   void OnReadDone(bool ok) override { ReadDone(ok); }
   void OnCancel() override { Cancelled(); }
   void OnDone() override { Done(); }
@@ -144,7 +160,7 @@ class WriteStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pub
  public:
   WriteStream(const StreamDeps& deps, grpc::CallbackServerContext& context,
               const grpc::ByteBuffer& request)
-      : CallStream(deps, context, &request) {}
+      : CallStream(deps, context, &request, kStreamedReplyBytes) {}
   void OnWriteDone(bool ok) override { WriteDone(ok); }
   void OnCancel() override { Cancelled(); }
   void OnDone() override { Done(); }
@@ -158,7 +174,7 @@ class BidiStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
                          public CallStream {
  public:
   BidiStream(const StreamDeps& deps, grpc::CallbackServerContext& context)
-      : CallStream(deps, context, nullptr) {}
+      : CallStream(deps, context, nullptr, kStreamedReplyBytes) {}
   void OnReadDone(bool ok) override { ReadDone(ok); }
   void OnWriteDone(bool ok) override { WriteDone(ok); }
   void OnCancel() override { Cancelled(); }

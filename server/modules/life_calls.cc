@@ -1,12 +1,11 @@
 // Register, GetModule, ListModules, Renew and Release.
-#include <linux/magic.h>
-#include <sys/vfs.h>
-
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "modules/field_error.h"
 #include "proto/attnd/v1/module_codec.h"
@@ -18,13 +17,6 @@ namespace attnd {
 namespace {
 
 constexpr size_t kMaxNameBytes = 128;
-
-// What does not outlive the host.
-bool IsHostMemory(const std::string& folder) {
-  struct statfs of = {};
-  if (statfs(folder.c_str(), &of) != 0) return false;  // Open tells
-  return of.f_type == TMPFS_MAGIC || of.f_type == RAMFS_MAGIC;
-}
 
 absl::Status CheckName(const std::string& name) {
   auto good = [](char c) { return absl::ascii_isalnum(c) || c == '_' || c == '.' || c == '-'; };
@@ -142,9 +134,9 @@ absl::StatusOr<EnginePlan> ModuleCalls::PlanWithin(const ModuleDescription& desc
 
 absl::Status ModuleCalls::CheckDurability(v1::Durability durability) const {
   if (durability == v1::DURABILITY_PROCESS) return absl::OkStatus();
-  const bool has_place = !deps_.state_dir.empty();
+  const bool has_place = deps_.states != nullptr;
   if (durability == v1::DURABILITY_HOST && has_place) return absl::OkStatus();
-  if (durability == v1::DURABILITY_DISK && has_place && !IsHostMemory(deps_.state_dir)) {
+  if (durability == v1::DURABILITY_DISK && has_place && !deps_.states->is_host_memory()) {
     return absl::OkStatus();
   }
   const char* offered =
@@ -157,18 +149,29 @@ absl::Status ModuleCalls::CheckDurability(v1::Durability durability) const {
 }
 
 absl::StatusOr<std::unique_ptr<ModuleState>> ModuleCalls::OpenState(
-    const ModuleRecord& record, v1::Durability durability) const {
+    const ModuleRecord& record, v1::Durability durability,
+    const ModuleDescription& description) const {
   const bool is_disk = durability == v1::DURABILITY_DISK;
-  const StatePlace place = {deps_.state_dir, is_disk,
+  const StatePlace place = {deps_.states, is_disk,
                             is_disk ? deps_.save_every : absl::ZeroDuration(),
                             is_disk ? 0 : deps_.shadow_every};
-  // The log and the metrics outlive the modules, these calls do not.
-  auto saved = [&log = deps_.log, &metrics = deps_.metrics](const absl::Status& status,
-                                                            int64_t bytes) {
+  // The log, its limit and the metrics outlive the modules, these calls do not.
+  auto saved = [&log = deps_.log, &limit = deps_.state_lines, &metrics = deps_.metrics](
+                   const absl::Status& status, int64_t bytes) {
     metrics.Saved(status.ok(), bytes);
-    if (!status.ok()) log.Warning("module_state_not_saved", {{"message", status.message()}});
+    if (status.ok()) return;
+    const std::optional<int64_t> left_out = limit.Take(absl::Now());
+    if (!left_out.has_value()) return;
+    log.Warning("module_state_not_saved",
+                {{"message", status.message()}, {"lines_left_out", *left_out}});
   };
-  return ModuleState::Open(place, record.caller, record.name, record.state_digest, saved);
+  absl::StatusOr<std::unique_ptr<ModuleState>> state =
+      ModuleState::Open(place, {record.caller, record.name, record.state_digest},
+                        ModuleState::FileBytesOf(description), saved);
+  if (ReasonOf(state.status()) == reason::kStateUnavailable) {
+    deps_.log.Warning("module_state_unavailable", {{"message", state.status().message()}});
+  }
+  return state;
 }
 
 absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
@@ -182,7 +185,7 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
     ASSIGN_OR_RETURN(of_state, memory.Reserve(caller, ModuleState::BytesOf(*description)));
   }
   if (durability != v1::DURABILITY_PROCESS) {
-    ASSIGN_OR_RETURN(state, OpenState(record, durability));
+    ASSIGN_OR_RETURN(state, OpenState(record, durability, *description));
   }
   ASSIGN_OR_RETURN(const EnginePlan plan, PlanWithin(*description, record.limits, caller));
   ASSIGN_OR_RETURN(ModuleMemory::Reservation reserved, memory.Reserve(caller, plan));
@@ -192,16 +195,14 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
   if (!instance.ok()) return OfEngine(instance.status());
   std::optional<SavedChange> saved;
   if (state != nullptr) {
-    absl::StatusOr<std::optional<SavedChange>> loaded = state->Load(**instance);
-    if (absl::IsDataLoss(loaded.status())) {
+    absl::StatusOr<ModuleState::Loaded> loaded = state->Load(**instance);
+    if (!loaded.ok()) return Classified(loaded.status());
+    if (!loaded->damage.ok()) {
       deps_.metrics.Recovered(StateFound::kDamaged);
-      deps_.log.Warning("module_state_ignored", {{"message", loaded.status().message()}});
-    } else if (!loaded.ok()) {
-      return Classified(loaded.status());
-    } else {
-      saved = *std::move(loaded);
-      if (saved.has_value()) deps_.metrics.Recovered(StateFound::kLoaded);
+      deps_.log.Warning("module_state_ignored", {{"message", loaded->damage.message()}});
     }
+    saved = std::move(loaded->change);
+    if (saved.has_value()) deps_.metrics.Recovered(StateFound::kLoaded);
   }
   record.plan = EncodePlan(plan, deps_.engine.Name());
   record.devices = NamesOf(plan);

@@ -19,11 +19,13 @@
 #include "modules/module_engine.h"
 #include "proto/attnd/v1/module.pb.h"
 #include "server/admission/staging_pool.h"
+#include "server/metrics/module_metrics.h"
 #include "server/modules/call_stream.h"
 #include "server/modules/compute_turns.h"
-#include "server/metrics/module_metrics.h"
 #include "server/modules/module_table.h"
 #include "server/modules/payloads.h"
+#include "server/modules/state_root.h"
+#include "server/rpc/call_log_limit.h"
 
 namespace attnd {
 
@@ -45,7 +47,8 @@ class ModuleCalls {
     ModuleMetrics& metrics;
     std::vector<std::string> devices;
     absl::Duration activation_ttl, max_activation_ttl;
-    std::string state_dir;  // of what outlives the process; empty: that is not offered
+    StateRoot* states;          // of what outlives the process; null: that is not offered
+    CallLogLimit& state_lines;  // about saves that failed
     absl::Duration save_every;
     int64_t shadow_every;
     Logger& log;
@@ -64,8 +67,9 @@ class ModuleCalls {
   absl::StatusOr<Module> MakeModule(ModuleRecord record, v1::Durability durability,
                                     std::shared_ptr<const ModuleDescription> description);
   absl::Status CheckDurability(v1::Durability durability) const;
-  absl::StatusOr<std::unique_ptr<ModuleState>> OpenState(const ModuleRecord& record,
-                                                         v1::Durability durability) const;
+  absl::StatusOr<std::unique_ptr<ModuleState>> OpenState(
+      const ModuleRecord& record, v1::Durability durability,
+      const ModuleDescription& description) const;
   absl::Status GetModule(ModuleCall& call);
   absl::Status ListModules(ModuleCall& call);
   absl::Status Renew(ModuleCall& call);

@@ -1,16 +1,6 @@
 #include "server/modules/module_state.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <fstream>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -32,7 +22,12 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr absl::string_view kCommitBegins = "attnd module state 1";
-constexpr uint64_t kMaxHeaderBytes = uint64_t{64} << 20;
+constexpr int64_t kMaxCommitBytes = 1024;
+// Of a header: for each tensor, beside its name, whose bytes JSON may escape; and for the rest, in
+// which the reply of the last change is the largest.
+constexpr int64_t kHeaderBytesOfPart = 256, kHeaderBytesOfNameByte = 6;
+constexpr int64_t kHeaderBytesOfRest = 64 << 10;
+constexpr int64_t kReadBytes = 1 << 20;
 
 struct Part {
   int64_t entry;
@@ -76,19 +71,6 @@ ElementType ElementOf(const Part& part, const ModuleDescription& module) {
                                           : ElementType::kFloat32;
 }
 
-absl::Status Failed(absl::string_view what, const std::string& path) {
-  return absl::UnavailableError(absl::StrCat(what, " ", path, ": ", std::strerror(errno)));
-}
-
-// A file or a folder.
-absl::Status SyncFile(const std::string& path) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return Failed("cannot open", path);
-  const absl::Status status = fsync(file) == 0 ? absl::OkStatus() : Failed("cannot sync", path);
-  close(file);
-  return status;
-}
-
 absl::Status Ignored(absl::string_view path, absl::string_view why) {
   return absl::DataLossError(absl::StrCat(path, ": ", why, "; it is not loaded"));
 }
@@ -108,187 +90,237 @@ std::string HeaderOf(const ModuleInstance& instance, const std::string& module,
                                      {"reply", absl::BytesToHexString(change.reply)}});
 }
 
+// A string of a JSON object; null: it has none of that name.
+const std::string* TextIn(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found == object.end() ? nullptr : found->get_ptr<const std::string*>();
+}
+
 // The metadata of a header, if it is that of `module` and of this very registration.
 absl::StatusOr<Json> CheckStateHeader(const std::string& path, const std::string& text,
                                       const ModuleDescription& description,
                                       const std::string& module) {
-  Json header = Json::parse(text, nullptr, false);
-  if (!header.is_object() || !header["__metadata__"].is_object()) {
+  const Json header = Json::parse(text, nullptr, false);
+  if (!header.is_object()) return Ignored(path, "not a state of a module");
+  const auto metadata = header.find("__metadata__");
+  if (metadata == header.end() || !metadata->is_object()) {
     return Ignored(path, "not a state of a module");
   }
-  const Json& metadata = header["__metadata__"];
-  if (metadata.value("module", "") != absl::BytesToHexString(module)) {
+  const std::string* of = TextIn(*metadata, "module");
+  if (of == nullptr || *of != absl::BytesToHexString(module)) {
     return Ignored(path, "a state of another layout or optimizer");
   }
   int64_t at = 0;
   for (const Part& part : PartsOf(description)) {
     const Json expected = {at, at + part.bytes};
-    if (!header[part.name].is_object() || header[part.name]["data_offsets"] != expected) {
+    const auto tensor = header.find(part.name);
+    const bool is_object = tensor != header.end() && tensor->is_object();
+    if (!is_object || !tensor->contains("data_offsets") ||
+        *tensor->find("data_offsets") != expected) {
       return Ignored(path, "its tensors are not the module's");
     }
     at += part.bytes;
   }
-  return metadata;
+  return *metadata;
 }
 
 absl::StatusOr<SavedChange> ChangeOf(const std::string& path, const Json& metadata,
                                      int64_t* optimizer_step) {
-  SavedChange change;
-  for (const char* key : {"sequence", "optimizer_step", "digest", "reply"}) {
-    if (!metadata.contains(key) || !metadata[key].is_string()) return Ignored(path, "no number");
+  const std::string* texts[4];
+  const char* const keys[4] = {"sequence", "optimizer_step", "digest", "reply"};
+  for (int n = 0; n < 4; ++n) {
+    texts[n] = TextIn(metadata, keys[n]);
+    if (texts[n] == nullptr) return Ignored(path, absl::StrCat("it has no ", keys[n]));
   }
-  if (!absl::SimpleAtoi(metadata["sequence"].get<std::string>(), &change.sequence) ||
-      !absl::SimpleAtoi(metadata["optimizer_step"].get<std::string>(), optimizer_step)) {
+  SavedChange change;
+  if (!absl::SimpleAtoi(*texts[0], &change.sequence) ||
+      !absl::SimpleAtoi(*texts[1], optimizer_step)) {
     return Ignored(path, "its numbers are none");
   }
-  change.digest = absl::HexStringToBytes(metadata["digest"].get<std::string>());
-  change.reply = absl::HexStringToBytes(metadata["reply"].get<std::string>());
+  change.digest = absl::HexStringToBytes(*texts[2]);
+  change.reply = absl::HexStringToBytes(*texts[3]);
   return change;
 }
 
-struct CommitRecord {
-  std::string slot, digest;
-};
-
-absl::StatusOr<CommitRecord> ReadCommit(const std::string& path, std::istream& file) {
-  std::string begins, slot, digest;
-  if (!std::getline(file, begins) || begins != kCommitBegins || !std::getline(file, slot) ||
-      !std::getline(file, digest) || digest.size() != 64 || (slot != "a" && slot != "b")) {
-    return Ignored(path, "not a commit record of attnd");
-  }
-  return CommitRecord{slot, digest};
+// What `file` says from `offset` on.
+absl::StatusOr<std::string> TextOf(const StateFile& file, int64_t offset, int64_t size) {
+  std::string text(static_cast<size_t>(size), '\0');
+  RETURN_IF_ERROR(file.Read(offset, {reinterpret_cast<std::byte*>(text.data()), text.size()}));
+  return text;
 }
 
-absl::StatusOr<std::string> DigestOfFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return Ignored(path, "it cannot be read");
+absl::StatusOr<std::string> DigestOfFile(const StateFile& file) {
   RunningDigest digest;
-  std::string buffer(1 << 20, '\0');
-  while (file.read(buffer.data(), static_cast<int64_t>(buffer.size())) || file.gcount() > 0) {
-    digest.Add(absl::string_view(buffer).substr(0, static_cast<size_t>(file.gcount())));
+  for (int64_t at = 0; at < file.size(); at += kReadBytes) {
+    ASSIGN_OR_RETURN(const std::string text,
+                     TextOf(file, at, std::min(kReadBytes, file.size() - at)));
+    digest.Add(text);
   }
   return absl::BytesToHexString(digest.Final());
+}
+
+bool IsSlot(absl::string_view slot, absl::string_view digest) {
+  return (slot == "a" || slot == "b") && digest.size() == 64;
+}
+
+std::string FileOf(absl::string_view slot) { return absl::StrCat(slot, ".safetensors"); }
+
+// Of the tensors of one slot.
+int64_t SlotBytesOf(const ModuleDescription& module) {
+  int64_t bytes = 0;
+  for (const Part& part : PartsOf(module)) bytes += part.bytes;
+  return bytes;
+}
+
+int64_t MostHeaderBytes(const ModuleDescription& module) {
+  int64_t bytes = kHeaderBytesOfRest;
+  for (const Part& part : PartsOf(module)) {
+    bytes += kHeaderBytesOfPart;
+    bytes += kHeaderBytesOfNameByte * static_cast<int64_t>(part.name.size());
+  }
+  return bytes;
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModuleState>> ModuleState::Open(const StatePlace& place,
-                                                               const std::string& caller,
-                                                               const std::string& name,
-                                                               const std::string& module,
+                                                               const Owner& owner, int64_t bytes,
                                                                const Saved& saved) {
-  const std::string digest = DigestOf(absl::StrCat(caller.size(), ":", caller, name));
-  const std::string path =
-      absl::StrCat(place.folder, "/", absl::BytesToHexString(digest).substr(0, 32));
-  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return Failed("cannot make", path);
-  if (place.is_disk) RETURN_IF_ERROR(SyncFile(place.folder));  // knows `path` from now on
-  const std::string lock_path = path + "/lock";
-  const int lock = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (lock < 0) return Failed("cannot open", lock_path);
-  if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
-    close(lock);
+  absl::StatusOr<StateFolder> folder = place.root->OpenFolder(owner.caller, owner.name, bytes);
+  if (absl::IsFailedPrecondition(folder.status())) {
     return Failure(absl::StatusCode::kFailedPrecondition, reason::kModuleExists,
-                   absl::StrCat("name: another server of this host has the state of ", name),
-                   {{"name", name}});
+                   absl::StrCat("name: another server of this host has the state of ", owner.name),
+                   {{"name", owner.name}});
   }
-  return std::unique_ptr<ModuleState>(new ModuleState(place, path, module, saved, lock));
+  RETURN_IF_ERROR(folder.status());
+  auto state =
+      std::unique_ptr<ModuleState>(new ModuleState(place, *std::move(folder), owner.module, saved));
+  if (place.is_disk) RETURN_IF_ERROR(place.root->Sync());  // it knows the folder from now on
+  return state;
 }
 
 ModuleState::~ModuleState() {
-  if (forget_) {
-    for (const char* file : {"/commit", "/a.safetensors", "/b.safetensors", "/lock"}) {
-      unlink((path_ + file).c_str());
+  if (forget_) folder_.Remove();
+  place_.root->Close(folder_, forget_);
+}
+
+int64_t ModuleState::BytesOf(const ModuleDescription& module) { return 2 * SlotBytesOf(module); }
+
+int64_t ModuleState::FileBytesOf(const ModuleDescription& module) {
+  return 2 * (SlotBytesOf(module) + MostHeaderBytes(module)) + 2 * kMaxCommitBytes;
+}
+
+// The slot that counts, then the other one, as far as the record names it.
+absl::StatusOr<std::vector<ModuleState::Slot>> ModuleState::ReadCommit() const {
+  const absl::StatusOr<StateFile> file = folder_.Read("commit");
+  if (absl::IsNotFound(file.status())) return std::vector<Slot>();
+  RETURN_IF_ERROR(file.status());
+  const absl::Status foreign = Ignored(file->name(), "not a commit record of attnd");
+  if (file->size() > kMaxCommitBytes) return foreign;
+  ASSIGN_OR_RETURN(const std::string text, TextOf(*file, 0, file->size()));
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  if (lines.size() < 4 || lines[0] != kCommitBegins || !IsSlot(lines[1], lines[2])) return foreign;
+  const std::string other = lines[1] == "a" ? "b" : "a";
+  std::vector<Slot> slots = {{lines[1], lines[2]}};
+  if (IsSlot(other, lines[3])) slots.push_back({other, lines[3]});
+  return slots;
+}
+
+absl::StatusOr<ModuleState::Loaded> ModuleState::Load(ModuleInstance& instance) {
+  Loaded loaded;
+  const absl::StatusOr<std::vector<Slot>> slots = ReadCommit();
+  if (!slots.ok()) {
+    loaded.damage = slots.status();
+    return loaded;
+  }
+  for (const Slot& slot : *slots) {
+    absl::StatusOr<SavedChange> change = LoadSlot(slot, instance);
+    if (change.ok()) {
+      committed_ = slot;  // it stays until the other slot is committed
+      loaded.change = *std::move(change);
+      return loaded;
     }
-    rmdir(path_.c_str());
+    if (absl::IsInternal(change.status())) return change.status();
+    if (loaded.damage.ok()) loaded.damage = change.status();
   }
-  close(lock_);
+  return loaded;
 }
 
-int64_t ModuleState::BytesOf(const ModuleDescription& module) {
-  int64_t bytes = 0;
-  for (const Part& part : PartsOf(module)) bytes += part.bytes;
-  return 2 * bytes;
-}
-
-absl::StatusOr<std::optional<SavedChange>> ModuleState::Load(ModuleInstance& instance) {
-  const std::string commit_path = path_ + "/commit";
-  std::ifstream commit_file(commit_path);
-  if (!commit_file) return std::nullopt;
-  ASSIGN_OR_RETURN(const CommitRecord commit, ReadCommit(commit_path, commit_file));
-  const std::string path = absl::StrCat(path_, "/", commit.slot, ".safetensors");
-  next_is_b_ = commit.slot == "a";  // what is committed stays until the other slot is
-  ASSIGN_OR_RETURN(const std::string digest, DigestOfFile(path));
-  if (digest != commit.digest) return Ignored(path, "its SHA-256 is not that of the commit record");
-  std::ifstream file(path, std::ios::binary);
-  uint64_t size = 0;
-  if (!file.read(reinterpret_cast<char*>(&size), 8) || size > kMaxHeaderBytes) {
-    return Ignored(path, "its header is none");
-  }
-  std::string text(size, '\0');
-  if (!file.read(text.data(), static_cast<int64_t>(size))) return Ignored(path, "it is cut off");
+absl::StatusOr<SavedChange> ModuleState::LoadSlot(const Slot& slot,
+                                                  ModuleInstance& instance) const {
   const ModuleDescription& description = instance.description();
-  ASSIGN_OR_RETURN(const Json metadata, CheckStateHeader(path, text, description, module_));
+  ASSIGN_OR_RETURN(const StateFile file, folder_.Read(FileOf(slot.name)));
+  const int64_t header_bytes = file.size() - SlotBytesOf(description) - 8;
+  if (header_bytes < 0 || header_bytes > MostHeaderBytes(description)) {
+    return Ignored(file.name(), "its size is not that of the module's state");
+  }
+  ASSIGN_OR_RETURN(const std::string digest, DigestOfFile(file));
+  if (digest != slot.digest) {
+    return Ignored(file.name(), "its SHA-256 is not that of the commit record");
+  }
+  int64_t told = 0;
+  RETURN_IF_ERROR(file.Read(0, {reinterpret_cast<std::byte*>(&told), sizeof(told)}));
+  if (told != header_bytes) return Ignored(file.name(), "its header is none");
+  ASSIGN_OR_RETURN(const std::string text, TextOf(file, 8, header_bytes));
+  ASSIGN_OR_RETURN(const Json metadata, CheckStateHeader(file.name(), text, description, module_));
   int64_t optimizer_step = 0;
-  ASSIGN_OR_RETURN(SavedChange change, ChangeOf(path, metadata, &optimizer_step));
+  ASSIGN_OR_RETURN(SavedChange change, ChangeOf(file.name(), metadata, &optimizer_step));
   ASSIGN_OR_RETURN(const LargeBuffer buffer, LargeBuffer::Make(LargestPart(description)));
+  int64_t at = 8 + header_bytes;
   for (const Part& part : PartsOf(description)) {
     const absl::Span<std::byte> bytes(buffer.data(), static_cast<size_t>(part.bytes));
-    if (!file.read(reinterpret_cast<char*>(bytes.data()), part.bytes)) {
-      return absl::InternalError(absl::StrCat(path, ": it is cut off"));
+    if (absl::Status read = file.Read(at, bytes); !read.ok()) {
+      return absl::InternalError(read.message());
     }
-    RETURN_IF_ERROR(instance.Put(part.entry, part.role, ElementOf(part, description), bytes));
+    if (absl::Status put = instance.Put(part.entry, part.role, ElementOf(part, description), bytes);
+        !put.ok()) {
+      return absl::InternalError(put.message());
+    }
+    at += part.bytes;
   }
   instance.SetOptimizerStep(optimizer_step);
   return change;
 }
 
-absl::Status ModuleState::Sync(const std::string& path) const {
-  return place_.is_disk ? SyncFile(path) : absl::OkStatus();
-}
-
 absl::Status ModuleState::Save(const ModuleInstance& instance, const SavedChange& change) {
-  const std::string slot = next_is_b_ ? "b" : "a";
-  const absl::Status status = SaveInto(slot, instance, change);
-  if (status.ok()) next_is_b_ = !next_is_b_;
+  absl::StatusOr<Slot> slot = SaveInto(committed_.name == "a" ? "b" : "a", instance, change);
+  absl::Status status = slot.ok() ? Commit(*slot) : slot.status();
+  if (status.ok()) committed_ = *std::move(slot);
   saved_(status, BytesOf(instance.description()) / 2);
   return status;
 }
 
-absl::Status ModuleState::SaveInto(const std::string& slot, const ModuleInstance& instance,
-                                   const SavedChange& change) const {
-  const std::string path = absl::StrCat(path_, "/", slot, ".safetensors");
+absl::StatusOr<ModuleState::Slot> ModuleState::SaveInto(const std::string& slot,
+                                                        const ModuleInstance& instance,
+                                                        const SavedChange& change) const {
+  ASSIGN_OR_RETURN(NewStateFile file, folder_.Create(FileOf(slot)));
   RunningDigest digest;
-  {
-    std::ofstream file(path, std::ios::binary | std::ios::trunc);
-    const std::string header = HeaderOf(instance, module_, change);
-    file << header;
-    digest.Add(header);
-    const ModuleDescription& description = instance.description();
-    ASSIGN_OR_RETURN(const LargeBuffer buffer, LargeBuffer::Make(LargestPart(description)));
-    for (const Part& part : PartsOf(description)) {
-      const absl::Span<std::byte> bytes(buffer.data(), static_cast<size_t>(part.bytes));
-      RETURN_IF_ERROR(instance.Get(part.entry, part.role, ElementOf(part, description), bytes));
-      file.write(reinterpret_cast<const char*>(bytes.data()), part.bytes);
-      digest.Add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-    }
-    file.flush();
-    if (!file) return Failed("cannot write", path);
+  const std::string header = HeaderOf(instance, module_, change);
+  RETURN_IF_ERROR(file.Write(header));
+  digest.Add(header);
+  const ModuleDescription& description = instance.description();
+  ASSIGN_OR_RETURN(const LargeBuffer buffer, LargeBuffer::Make(LargestPart(description)));
+  for (const Part& part : PartsOf(description)) {
+    const absl::Span<std::byte> bytes(buffer.data(), static_cast<size_t>(part.bytes));
+    RETURN_IF_ERROR(instance.Get(part.entry, part.role, ElementOf(part, description), bytes));
+    const absl::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    RETURN_IF_ERROR(file.Write(text));
+    digest.Add(text);
   }
-  RETURN_IF_ERROR(Sync(path));
-  return Commit(slot, absl::BytesToHexString(digest.Final()));
+  if (place_.is_disk) RETURN_IF_ERROR(file.Sync());
+  return Slot{slot, absl::BytesToHexString(digest.Final())};
 }
 
-absl::Status ModuleState::Commit(const std::string& slot, const std::string& digest) const {
-  const std::string commit = path_ + "/commit", next = commit + ".next";
+// The slot committed before becomes the other one of the record.
+absl::Status ModuleState::Commit(const Slot& slot) const {
   {
-    std::ofstream file(next, std::ios::trunc);
-    file << kCommitBegins << "\n" << slot << "\n" << digest << "\n";
-    file.flush();
-    if (!file) return Failed("cannot write", next);
+    ASSIGN_OR_RETURN(NewStateFile file, folder_.Create("commit.next"));
+    RETURN_IF_ERROR(file.Write(absl::StrCat(kCommitBegins, "\n", slot.name, "\n", slot.digest, "\n",
+                                            committed_.digest, "\n")));
+    if (place_.is_disk) RETURN_IF_ERROR(file.Sync());
   }
-  RETURN_IF_ERROR(Sync(next));
-  if (rename(next.c_str(), commit.c_str()) != 0) return Failed("cannot rename", next);
-  return Sync(path_);
+  RETURN_IF_ERROR(folder_.Rename("commit.next", "commit"));
+  return place_.is_disk ? folder_.Sync() : absl::OkStatus();
 }
 
 }  // namespace attnd

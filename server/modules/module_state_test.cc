@@ -1,6 +1,7 @@
 #include "server/modules/module_state.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -10,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/escaping.h"
+#include "absl/time/clock.h"
 #include "base/check.h"
 #include "modules/known_layers.h"
 #include "modules/reference/reference_engine.h"
@@ -26,6 +29,8 @@ class State : public ::testing::Test {
   State() {
     fs::remove_all(folder_);
     fs::create_directory(folder_);
+    fs::permissions(folder_, fs::perms::owner_all);
+    OpenRoot();
   }
   ~State() override { fs::remove_all(folder_); }
 
@@ -41,10 +46,39 @@ class State : public ::testing::Test {
     CHECK(instance.ok());
     return *std::move(instance);
   }
+  void OpenRoot(const StateLimits& limits = {}) {
+    auto root = StateRoot::Open(folder_, limits);
+    CHECK(root.ok()) << root.status();
+    root_ = *std::move(root);
+  }
+  absl::StatusOr<std::unique_ptr<ModuleState>> OpenOf(const std::string& caller,
+                                                      const std::string& name,
+                                                      const std::string& module = "m",
+                                                      int64_t bytes = 4096) {
+    return ModuleState::Open({root_.get(), is_disk_}, {caller, name, module}, bytes, Told());
+  }
   std::unique_ptr<ModuleState> Open(const std::string& module = "m") {
-    auto state = ModuleState::Open({folder_, is_disk_}, "caller", "name", module, Told());
+    auto state = OpenOf("caller", "name", module);
     CHECK(state.ok()) << state.status();
     return *std::move(state);
+  }
+  // The sequence that is loaded; −1: none.
+  int64_t Loads(const std::string& module = "m") {
+    auto instance = NewInstance();
+    auto loaded = Open(module)->Load(*instance);
+    CHECK(loaded.ok()) << loaded.status();
+    was_damaged_ = !loaded->damage.ok();
+    const bool found = loaded->change.has_value();
+    weight_ = Read(*instance, TensorRole::kWeight);
+    return found ? static_cast<int64_t>(loaded->change->sequence) : -1;
+  }
+  void Commit(const std::string& slot, const std::string& bytes) {
+    std::ofstream(File(slot + ".safetensors"), std::ios::trunc) << bytes;
+    RunningDigest digest;
+    digest.Add(bytes);
+    std::ofstream(File("commit")) << "attnd module state 1\n"
+                                  << slot << "\n"
+                                  << absl::BytesToHexString(digest.Final()) << "\n";
   }
   static void Fill(ModuleInstance& instance, float value) {
     const std::vector<float> numbers(64, value);
@@ -85,6 +119,9 @@ class State : public ::testing::Test {
   bool is_disk_ = false;
   int saved_ = 0, failed_ = 0;
   const std::string folder_ = testing::TempDir() + "/states";
+  std::unique_ptr<StateRoot> root_;
+  bool was_damaged_ = false;  // Loads
+  float weight_ = 0;
   ReferenceEngine engine_;
 };
 
@@ -94,20 +131,19 @@ TEST_F(State, GivesTheLastOneBack) {
   auto state = Open();
   auto loaded = state->Load(*instance);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
-  ASSERT_TRUE(loaded->has_value());
-  EXPECT_EQ((*loaded)->sequence, 2);
-  EXPECT_EQ((*loaded)->digest, "two");
-  EXPECT_EQ((*loaded)->reply, std::string("se\0cond", 7));
+  EXPECT_TRUE(loaded->damage.ok());
+  ASSERT_TRUE(loaded->change.has_value());
+  EXPECT_EQ(loaded->change->sequence, 2);
+  EXPECT_EQ(loaded->change->digest, "two");
+  EXPECT_EQ(loaded->change->reply, std::string("se\0cond", 7));
   EXPECT_EQ(instance->optimizer_step(), 2);
   EXPECT_EQ(Read(*instance, TensorRole::kWeight), 2);
   EXPECT_EQ(Read(*instance, TensorRole::kMoment1), 2);
 }
 
 TEST_F(State, HasNoneAtFirstAndAfterItIsForgotten) {
-  auto instance = NewInstance();
-  auto none = Open()->Load(*instance);
-  ASSERT_TRUE(none.ok());
-  EXPECT_FALSE(none->has_value());
+  EXPECT_EQ(Loads(), -1);
+  EXPECT_FALSE(was_damaged_);
   SaveTwice();
   Open()->Forget();
   EXPECT_TRUE(fs::is_empty(folder_));
@@ -119,14 +155,14 @@ TEST_F(State, StandsUntilTheNextOneIsWhole) {
   std::ofstream(File("commit.next"), std::ios::trunc) << "attnd mod";
   auto instance = NewInstance();
   auto state = Open();
-  EXPECT_EQ((*state->Load(*instance))->sequence, 2);
+  EXPECT_EQ(state->Load(*instance)->change->sequence, 2);
   Fill(*instance, 3);
   EXPECT_TRUE(state->Save(*instance, {3, "three", ""}).ok());
   std::ofstream(File("b.safetensors"), std::ios::trunc) << "half";  // as of the save after it
-  EXPECT_EQ((*state->Load(*instance))->sequence, 3);
+  EXPECT_EQ(state->Load(*instance)->change->sequence, 3);
 }
 
-TEST_F(State, IsNotLoadedWhenItIsDamagedForeignOrHalf) {
+TEST_F(State, IsTheOneBeforeWhenTheLastIsDamaged) {
   const std::pair<const char*, std::function<void()>> cases[] = {
       {"a bit",
        [&] {
@@ -135,10 +171,19 @@ TEST_F(State, IsNotLoadedWhenItIsDamagedForeignOrHalf) {
          file.put('x');
        }},
       {"cut", [&] { fs::resize_file(File("b.safetensors"), 100); }},
+      {"longer", [&] { fs::resize_file(File("b.safetensors"), 10 << 20); }},
       {"empty slot", [&] { fs::resize_file(File("b.safetensors"), 0); }},
       {"no slot", [&] { fs::remove(File("b.safetensors")); }},
-      {"empty commit", [&] { fs::resize_file(File("commit"), 0); }},
-      {"foreign commit", [&] { std::ofstream(File("commit")) << "something else\n"; }},
+      {"a FIFO",
+       [&] {
+         fs::remove(File("b.safetensors"));
+         ASSERT_EQ(mkfifo(File("b.safetensors").c_str(), 0600), 0);
+       }},
+      {"a link to an endless file",
+       [&] {
+         fs::remove(File("b.safetensors"));
+         fs::create_symlink("/dev/zero", File("b.safetensors"));
+       }},
       {"the other slot",
        [&] {
          fs::copy_file(File("a.safetensors"), File("b.safetensors"),
@@ -148,36 +193,172 @@ TEST_F(State, IsNotLoadedWhenItIsDamagedForeignOrHalf) {
   for (const auto& [name, damage] : cases) {
     SaveTwice();
     damage();
-    auto instance = NewInstance();
-    EXPECT_EQ(Open()->Load(*instance).status().code(), absl::StatusCode::kDataLoss) << name;
-    EXPECT_EQ(Read(*instance, TensorRole::kWeight), 0) << name;
+    EXPECT_EQ(Loads(), 1) << name;
+    EXPECT_TRUE(was_damaged_) << name;
+    EXPECT_EQ(weight_, 1) << name;
+    {
+      auto state = Open();
+      auto instance = NewInstance();
+      ASSERT_TRUE(state->Load(*instance).ok());
+      Fill(*instance, 5);
+      EXPECT_TRUE(state->Save(*instance, {5, "", ""}).ok()) << name;  // in the damaged one's place
+    }
+    EXPECT_EQ(Loads(), 5) << name;
+    Open()->Forget();
+  }
+}
+
+TEST_F(State, IsNotLoadedWhenItIsForeignOrBothAreDamaged) {
+  const std::pair<const char*, std::function<void()>> cases[] = {
+      {"empty commit", [&] { fs::resize_file(File("commit"), 0); }},
+      {"foreign commit", [&] { std::ofstream(File("commit")) << "something else\n"; }},
+      {"a huge commit", [&] { fs::resize_file(File("commit"), int64_t{1} << 40); }},
+      {"a FIFO",
+       [&] {
+         fs::remove(File("commit"));
+         ASSERT_EQ(mkfifo(File("commit").c_str(), 0600), 0);
+       }},
+      {"both",
+       [&] {
+         for (const char* file : {"a.safetensors", "b.safetensors"}) {
+           fs::resize_file(File(file), 100);
+         }
+       }},
+  };
+  for (const auto& [name, damage] : cases) {
+    SaveTwice();
+    damage();
+    EXPECT_EQ(Loads(), -1) << name;
+    EXPECT_TRUE(was_damaged_) << name;
+    EXPECT_EQ(weight_, 0) << name;
     Open()->Forget();
   }
   SaveTwice();
-  auto instance = NewInstance();
-  EXPECT_EQ(Open("another layout")->Load(*instance).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(Loads("another layout"), -1);
+  EXPECT_TRUE(was_damaged_);
 }
 
 // The commit record says that the bytes are right; what they say is looked at all the same.
 TEST_F(State, IsNotLoadedWhenItsHeaderIsNonsense) {
-  const std::string big(8, '\xff');
-  const std::string two({2, 0, 0, 0, 0, 0, 0, 0});
-  for (const std::string& bytes : {big, two + "{}", two + "[]", two + "x", std::string("1234")}) {
-    SaveTwice();
-    std::ofstream(File("b.safetensors"), std::ios::trunc) << bytes;
-    RunningDigest digest;
-    digest.Add(bytes);
-    std::string hex;
-    for (const char byte : digest.Final()) {
-      constexpr char kDigits[] = "0123456789abcdef";
-      hex += kDigits[(byte >> 4) & 15];
-      hex += kDigits[byte & 15];
-    }
-    std::ofstream(File("commit")) << "attnd module state 1\nb\n" << hex << "\n";
-    auto instance = NewInstance();
-    EXPECT_EQ(Open()->Load(*instance).status().code(), absl::StatusCode::kDataLoss);
-    Open()->Forget();
+  SaveTwice();
+  std::ifstream file(File("b.safetensors"), std::ios::binary);
+  const std::string whole((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const auto with = [&](const std::string& text) {
+    // As long as the header that was there, so that the file's size is right.
+    std::string padded = text + std::string(whole.size() - 8 - 64 * 8 - text.size(), ' ');
+    return whole.substr(0, 8) + padded + whole.substr(whole.size() - 64 * 8);
+  };
+  EXPECT_EQ(Loads(), 2);
+  std::string number = whole;
+  number.replace(number.find("\"sequence\":\"2\""), 14, "\"sequence\": 12");
+  const std::string hex = absl::BytesToHexString("m");
+  const std::string other_length = std::string(8, '\xff') + whole.substr(8);
+  for (const std::string& bytes :
+       {with("{}"), with("[]"), with("x"), with("{\"__metadata__\": []}"),
+        with("{\"__metadata__\": {\"module\": 7}}"),
+        with("{\"__metadata__\": {\"module\": \"" + hex + "\"}}"),
+        with("{\"__metadata__\": {\"module\": \"" + hex + "\"}, \"weight/weight\": 3}"),
+        with(std::string(100, '[')), number, other_length, std::string("1234")}) {
+    Commit("b", bytes);
+    EXPECT_EQ(Loads(), -1) << bytes.substr(0, 100);
+    EXPECT_TRUE(was_damaged_);
   }
+  Commit("b", whole);
+  EXPECT_EQ(Loads(), 2);
+}
+
+// Links that another user has put where files are to be.
+TEST_F(State, NeverFollowsALink) {
+  SaveTwice();
+  const std::string mine = testing::TempDir() + "/mine", elsewhere = testing::TempDir() + "/moved";
+  fs::remove_all(elsewhere);
+  std::ofstream(mine) << "untouched";
+  for (const char* file : {"a.safetensors", "commit.next"}) {
+    fs::remove(File(file));
+    fs::create_symlink(mine, File(file));
+  }
+  auto instance = NewInstance();
+  auto state = Open();
+  ASSERT_TRUE(state->Load(*instance).ok());
+  EXPECT_TRUE(state->Save(*instance, {3, "", ""}).ok());
+  EXPECT_EQ(fs::file_size(mine), 9);
+  EXPECT_FALSE(fs::is_symlink(File("a.safetensors")));
+  state.reset();
+  EXPECT_EQ(Loads(), 3);
+
+  const std::string folder = fs::path(File("commit")).parent_path();
+  fs::rename(folder, elsewhere);
+  fs::create_directory_symlink(elsewhere, folder);
+  const absl::Status refused = OpenOf("caller", "name").status();
+  EXPECT_EQ(ReasonOf(refused), reason::kStateUnavailable);
+  EXPECT_EQ(refused.message().find(folder_), std::string::npos) << refused;
+}
+
+TEST_F(State, IsRefusedInAFolderThatOthersMayWriteTo) {
+  SaveTwice();
+  const fs::path folder = fs::path(File("commit")).parent_path();
+  fs::permissions(folder, fs::perms::others_write, fs::perm_options::add);
+  EXPECT_EQ(ReasonOf(OpenOf("caller", "name").status()), reason::kStateUnavailable);
+}
+
+TEST_F(State, HasAFolderOfThisUserAlone) {
+  const std::string file = folder_ + "/file";
+  std::ofstream(file) << "x";
+  for (const std::string& path : {file, folder_ + "/missing", std::string("/proc")}) {
+    const absl::Status status = StateRoot::Open(path, {}).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << path << status;
+    EXPECT_EQ(status.message().rfind("--module_state_dir: expected", 0), 0) << status;
+  }
+  for (const fs::perms others : {fs::perms::group_write, fs::perms::others_write}) {
+    fs::permissions(folder_, others, fs::perm_options::add);
+    EXPECT_TRUE(absl::IsInvalidArgument(StateRoot::Open(folder_, {}).status()));
+    fs::permissions(folder_, fs::perms::owner_all);
+  }
+  EXPECT_TRUE(StateRoot::Open(folder_, {}).ok());
+}
+
+TEST_F(State, TakesNoMoreThanItsQuota) {
+  OpenRoot({.bytes = 100'000});
+  std::vector<std::unique_ptr<ModuleState>> states;
+  const auto open = [&](const char* caller, const char* name, int64_t bytes) {
+    auto state = OpenOf(caller, name, "m", bytes);
+    if (state.ok()) states.push_back(*std::move(state));
+    return ReasonOf(state.status());
+  };
+  EXPECT_EQ(open("a", "1", 50'000), "");
+  EXPECT_EQ(open("a", "2", 1), reason::kModuleQuota);  // a caller's half
+  EXPECT_EQ(open("b", "1", 40'000), "");
+  EXPECT_EQ(open("c", "1", 20'000), reason::kModuleQuota);
+  EXPECT_EQ(open("c", "1", 10'000), "");
+  EXPECT_EQ(root_->bytes(), 100'000);
+  states[1]->Forget();
+  states.clear();
+  EXPECT_LT(root_->bytes(), 1000);  // what files there are
+  // Names of modules that expired, after a restart too.
+  SaveTwice();
+  const int64_t bytes = root_->bytes();
+  EXPECT_GT(bytes, 2 * 64 * 8);
+  OpenRoot({.bytes = bytes + 1000});
+  EXPECT_EQ(root_->bytes(), bytes);
+  EXPECT_EQ(open("d", "1", 1001), reason::kModuleQuota);
+  EXPECT_EQ(open("caller", "other", bytes / 2), reason::kModuleQuota);
+  EXPECT_EQ(open("d", "1", 100), "");
+}
+
+TEST_F(State, GoesWhenItsModuleWasNotRegisteredForLong) {
+  OpenRoot({.most_unused = absl::Hours(24)});
+  SaveTwice();
+  auto used = OpenOf("caller", "in use");
+  ASSERT_TRUE(used.ok());
+  const absl::Time now = absl::Now();
+  root_->Sweep(now + absl::Hours(23));
+  EXPECT_EQ(root_->swept(), 0);
+  root_->Sweep(now + absl::Hours(25));
+  EXPECT_EQ(root_->swept(), 1);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
+  EXPECT_EQ(root_->bytes(), 4096);  // of the one in use
+  EXPECT_EQ(Loads(), -1);
+  EXPECT_FALSE(was_damaged_);
 }
 
 TEST_F(State, TellsOfEachSaveAndKeepsTheLastOneWhenADiskIsInTheWay) {
@@ -193,15 +374,14 @@ TEST_F(State, TellsOfEachSaveAndKeepsTheLastOneWhenADiskIsInTheWay) {
   EXPECT_EQ(state->Save(*instance, {3, "three", ""}).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(failed_, 1);
   auto again = NewInstance();
-  EXPECT_EQ((*state->Load(*again))->sequence, 2);
+  EXPECT_EQ(state->Load(*again)->change->sequence, 2);
   EXPECT_EQ(Read(*again, TensorRole::kWeight), 2);
 }
 
 TEST_F(State, BelongsToOneProcess) {
   auto state = Open();
-  EXPECT_EQ(ReasonOf(ModuleState::Open({folder_}, "caller", "name", "m", Told()).status()),
-            reason::kModuleExists);
-  EXPECT_TRUE(ModuleState::Open({folder_}, "other", "name", "m", Told()).ok());
+  EXPECT_EQ(ReasonOf(OpenOf("caller", "name").status()), reason::kModuleExists);
+  EXPECT_TRUE(OpenOf("other", "name").ok());
 }
 
 }  // namespace

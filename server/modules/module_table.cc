@@ -38,7 +38,7 @@ ModuleTable::ModuleTable(const ModuleOptions& options, const TokenIssuer& issuer
     : options_(options),
       clock_(clock),
       memory_(options.memory),
-      tokens_(issuer),
+      tokens_(issuer, "Register"),
       activation_tokens_(issuer),
       expires_(kReapEvery, [this] { Expire(); }) {}
 

@@ -36,10 +36,15 @@ struct ModuleOptions {
   bool memory_is_share = false;  // on a GPU memory.bytes is hbm_fraction of its own
   double hbm_fraction = 0.6;     // of what launches may take
   int64_t max_modules = 64;
-  std::string state_dir;  // of DURABILITY_HOST and DURABILITY_DISK; empty: they are not offered
-  absl::Duration save_every = absl::Minutes(1);  // with DURABILITY_DISK
-  int64_t shadow_every = 0;                      // changes, with DURABILITY_HOST; 0: see StatePlace
+  std::string state_dir;    // of DURABILITY_HOST and DURABILITY_DISK; empty: they are not offered
+  int64_t state_bytes = 0;  // of all states; 0: kStatesOfMemory times memory.bytes
+  absl::Duration state_age = absl::Hours(24 * 30);  // of a state whose module is not registered
+  absl::Duration save_every = absl::Minutes(1);     // with DURABILITY_DISK
+  int64_t shadow_every = 0;  // changes, with DURABILITY_HOST; 0: see StatePlace
 };
+
+// States of modules that are registered take up to twice their memory.
+inline constexpr int64_t kStatesOfMemory = 8;
 
 inline constexpr absl::Duration kModuleTtl = absl::Hours(1);
 inline constexpr absl::Duration kMinModuleTtl = absl::Seconds(1);

@@ -53,11 +53,19 @@ class Modules : public ::testing::Test {
     CHECK(graph.ok()) << graph.status();
     return std::make_shared<const ModuleDescription>(*std::move(graph), OptimizerSpec{});
   }
+  StateRoot* MakeRoot(const char* name) {
+    const std::string folder = testing::TempDir() + "/" + name;
+    std::filesystem::remove_all(folder);
+    std::filesystem::create_directory(folder);
+    std::filesystem::permissions(folder, std::filesystem::perms::owner_all);
+    root_ = *StateRoot::Open(folder, {});
+    return root_.get();
+  }
   // Of modules that outlive the process, where `place_` says so.
   std::unique_ptr<ModuleState> OpenState() {
     if (!place_.has_value()) return nullptr;
     auto state =
-        ModuleState::Open(*place_, "a", "m", "layout", [](const absl::Status&, int64_t) {});
+        ModuleState::Open(*place_, {"a", "m", "layout"}, 1000, [](const absl::Status&, int64_t) {});
     CHECK(state.ok()) << state.status();
     return *std::move(state);
   }
@@ -72,6 +80,7 @@ class Modules : public ::testing::Test {
   static CallWait Forever() { return {{}, absl::InfiniteFuture()}; }
   static CallWait Shortly() { return {{}, absl::Now() + absl::Milliseconds(20)}; }
 
+  std::unique_ptr<StateRoot> root_;
   FakeClock clock_;
   ReferenceEngine engine_;
   std::optional<StatePlace> place_;
@@ -126,10 +135,7 @@ TEST_F(Modules, HasItsMemoryBackAfterReleaseAndExpiry) {
 }
 
 TEST_F(Modules, SavesInAFifthOfTheTimeAndBeforeItExpires) {
-  const std::string folder = testing::TempDir() + "/table_states";
-  std::filesystem::remove_all(folder);
-  std::filesystem::create_directory(folder);
-  place_ = StatePlace{.folder = folder, .is_disk = true};
+  place_ = StatePlace{.root = MakeRoot("table_states"), .is_disk = true};
   {
     auto module = *Register("a", "m", "digest");
     Change(*module, clock_.Now());
@@ -151,14 +157,11 @@ TEST_F(Modules, SavesInAFifthOfTheTimeAndBeforeItExpires) {
   const ModuleLimits limits{.max_rows = 8};
   auto plan = engine_.Plan(*description, limits, int64_t{1} << 20);
   auto instance = *engine_.Make(description, limits, *plan);
-  EXPECT_EQ((*OpenState()->Load(*instance))->sequence, 3);
+  EXPECT_EQ(OpenState()->Load(*instance)->change->sequence, 3);
 }
 
 TEST_F(Modules, SavesEachSoManyChangesWhereThatIsAskedFor) {
-  const std::string folder = testing::TempDir() + "/counted_states";
-  std::filesystem::remove_all(folder);
-  std::filesystem::create_directory(folder);
-  place_ = StatePlace{.folder = folder, .changes = 3};
+  place_ = StatePlace{.root = MakeRoot("counted_states"), .changes = 3};
   auto module = *Register("a", "m", "digest");
   for (const uint64_t durable : {0, 0, 3, 3, 3, 6}) {
     Change(*module, clock_.Now());  // no time passes

@@ -8,12 +8,14 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/periodic.h"
 #include "modules/module_engine.h"
 #include "server/admission/staging_pool.h"
 #include "server/keep/lease_table.h"
@@ -23,6 +25,8 @@
 #include "server/modules/module_calls.h"
 #include "server/modules/module_table.h"
 #include "server/modules/modules_service.h"
+#include "server/modules/state_root.h"
+#include "server/rpc/call_log_limit.h"
 #include "server/rpc/calls.h"
 #include "server/security/auth.h"
 
@@ -39,23 +43,28 @@ class Modules {
     const Clock& clock;
     Logger& log;
   };
-  // `devices`: the names of the engine's. `leases`: of kept activations. `longest`: the most that a
-  // call may take.
-  Modules(const ModuleOptions& options, std::unique_ptr<ModuleEngine> engine,
-          const std::vector<std::string>& devices, const TokenIssuer& issuer,
-          const LeaseLimits& leases, absl::Duration longest, const Deps& deps);
+  // `states`: null: none outlives the process. `devices`: the names of the engine's. `leases`: of
+  // kept activations. `longest`: the most that a call may take.
+  Modules(const ModuleOptions& options, std::unique_ptr<StateRoot> states,
+          std::unique_ptr<ModuleEngine> engine, const std::vector<std::string>& devices,
+          const TokenIssuer& issuer, const LeaseLimits& leases, absl::Duration longest,
+          const Deps& deps);
 
   std::string engine_name() const { return engine_->Name(); }
   ModuleTable& table() { return table_; }
   ModulesService& service() { return service_; }
+  StateRoot* states() { return states_.get(); }
   void StartDraining() { calls_.StartDraining(); }
 
  private:
   const std::unique_ptr<ModuleEngine> engine_;
+  const std::unique_ptr<StateRoot> states_;
+  CallLogLimit state_lines_{1, absl::Minutes(1)};
   ModuleMetrics& metrics_;
   ModuleTable table_;
   ModuleCalls calls_;
   ModulesService service_;
+  std::optional<Periodic> sweeps_;  // of states_
 };
 
 }  // namespace attnd

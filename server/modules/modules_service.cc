@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -15,19 +16,18 @@ namespace {
 absl::Status TooManyCalls() {
   return WithRetryAfter(
       Failure(absl::StatusCode::kUnavailable, reason::kQueueFull,
-              absl::StrCat("all ", kMaxModuleCalls, " calls of modules are in use"),
+              absl::StrCat("other callers use most of the ", kMaxModuleCalls, " calls of modules"),
               {{"limit", "module_calls"}, {"value", absl::StrCat(kMaxModuleCalls)}}),
       absl::Milliseconds(100));
 }
 
-absl::Status TooManyOfCaller(const std::string& caller) {
-  return WithRetryAfter(Failure(absl::StatusCode::kResourceExhausted, reason::kTenantQuota,
-                                absl::StrCat("this caller has ", kMaxModuleCallsOfCaller,
-                                             " calls of modules open, as many as it may"),
-                                {{"caller", caller},
-                                 {"limit", "module_calls_of_caller"},
-                                 {"value", absl::StrCat(kMaxModuleCallsOfCaller)}}),
-                        absl::Milliseconds(100));
+absl::Status TooManyOfCaller(const std::string& caller, int64_t most) {
+  return WithRetryAfter(
+      Failure(
+          absl::StatusCode::kResourceExhausted, reason::kTenantQuota,
+          absl::StrCat("this caller has ", most, " calls of modules open, as many as it may"),
+          {{"caller", caller}, {"limit", "module_calls_of_caller"}, {"value", absl::StrCat(most)}}),
+      absl::Milliseconds(100));
 }
 
 }  // namespace
@@ -39,27 +39,22 @@ void ModulesService::Start(ModuleMethod method, CallStream& stream) {
     deps_.streams.metrics.AuthFailed(ReasonOf(caller.status()));
     return Finish(method, stream, "", caller.status());
   }
-  if (absl::Status room = Enter(*caller); !room.ok()) return Finish(method, stream, *caller, room);
   stream.Begin([this, method, &stream, caller = *caller] {
+    absl::Status entered = stream.Broken();
+    if (entered.ok()) entered = Enter(stream, caller);
+    if (!entered.ok()) return Finish(method, stream, caller, entered);
     threads_.Run([this, method, &stream, caller] { Serve(method, stream, caller); });
   });
 }
 
-absl::Status ModulesService::Enter(const std::string& caller) {
-  absl::MutexLock lock(&mutex_);
-  if (open_ >= kMaxModuleCalls) return TooManyCalls();
-  int& own = open_of_[caller];
-  if (own >= kMaxModuleCallsOfCaller) return TooManyOfCaller(caller);
-  ++own;
-  ++open_;
-  return absl::OkStatus();
-}
-
-void ModulesService::Leave(const std::string& caller) {
-  absl::MutexLock lock(&mutex_);
-  --open_;
-  auto own = open_of_.find(caller);
-  if (--own->second == 0) open_of_.erase(own);
+absl::Status ModulesService::Enter(CallStream& stream, const std::string& caller) {
+  const FairShares::Holder holder = {caller, CallerOfPeer(stream.context().peer())};
+  FairShares::Share place;
+  const FairShares::Outcome outcome = places_.Take(holder, 1, place);
+  if (outcome == FairShares::Outcome::kTaken) return stream.Enter(std::move(place), holder);
+  return outcome == FairShares::Outcome::kOwnIsFull
+             ? TooManyOfCaller(caller, places_.most_of_caller())
+             : TooManyCalls();
 }
 
 void ModulesService::Serve(ModuleMethod method, CallStream& stream, const std::string& caller) {
@@ -73,7 +68,6 @@ void ModulesService::Serve(ModuleMethod method, CallStream& stream, const std::s
                                              .received_bytes = stream.received_bytes(),
                                              .sent_bytes = stream.sent_bytes(),
                                              .compute = call.compute});
-  Leave(caller);
   Finish(method, stream, caller, status);
 }
 

@@ -1,15 +1,13 @@
 // ModulesService: the gRPC methods of attnd.v1.Modules. All take and give raw bytes, so that no
-// tensor passes through protobuf. A call gets a thread of its own while it lives (kMaxModuleCalls;
-// one caller has at most half of them): most of its time is waiting, for its payloads, its turn and
-// its peer. Threads: gRPC's; destroyed after the server has shut down.
+// tensor passes through protobuf. A call has a place (kMaxModuleCalls, shared by FairShares), from
+// its first whole message to the last byte of its reply, and a thread of its own until it has
+// answered: most of its time is waiting, for its payloads, its turn and its peer. Threads: gRPC's;
+// destroyed after the server has shut down.
 #pragma once
 
 #include <string>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/log.h"
 #include "base/task_queue.h"
@@ -22,7 +20,6 @@
 namespace attnd {
 
 inline constexpr int kMaxModuleCalls = 64;
-inline constexpr int kMaxModuleCallsOfCaller = kMaxModuleCalls / 2;
 
 using ModulesWithLife =
     v1::Modules::WithRawCallbackMethod_Register<v1::Modules::WithRawCallbackMethod_GetModule<
@@ -67,17 +64,14 @@ class ModulesService final : public ModulesServiceBase {
   UnaryStream* StartUnary(ModuleMethod method, Context* context, const Bytes* request,
                           Bytes* reply);
   void Start(ModuleMethod method, CallStream& stream);
-  // Refuses a caller that has as many calls as it may.
-  absl::Status Enter(const std::string& caller);
-  void Leave(const std::string& caller);
+  // Refuses a caller, or an address, that has as many calls as it may.
+  absl::Status Enter(CallStream& stream, const std::string& caller);
   void Serve(ModuleMethod method, CallStream& stream, const std::string& caller);
   void Finish(ModuleMethod method, CallStream& stream, const std::string& caller,
               const absl::Status& status);
 
   const Deps deps_;
-  absl::Mutex mutex_;
-  int open_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::flat_hash_map<std::string, int> open_of_ ABSL_GUARDED_BY(mutex_);
+  FairShares places_{kMaxModuleCalls};
   TaskQueue threads_;
 };
 

@@ -5,11 +5,11 @@
 namespace attnd {
 
 std::optional<int64_t> CallLogLimit::Take(absl::Time now) {
-  int64_t second = absl::ToUnixSeconds(now);
+  const int64_t number = (now - absl::UnixEpoch()) / period_;
   absl::MutexLock lock(&mutex_);
-  if (second != second_) lines_ = 0;
-  second_ = second;
-  if (++lines_ > kLinesPerSecond) {
+  if (number != number_) lines_ = 0;
+  number_ = number;
+  if (++lines_ > most_) {
     ++left_out_;
     return std::nullopt;
   }

@@ -17,5 +17,13 @@ TEST(CallLogLimit, LeavesLinesOutAboveItsLimitAndTellsHowMany) {
   EXPECT_EQ(limit.Take(now + absl::Seconds(1)), 0);
 }
 
+TEST(CallLogLimit, CountsLinesOfLongerPeriods) {
+  CallLogLimit limit(1, absl::Minutes(1));
+  const absl::Time now = absl::UnixEpoch() + absl::Minutes(100);
+  EXPECT_EQ(limit.Take(now), 0);
+  EXPECT_EQ(limit.Take(now + absl::Seconds(59)), std::nullopt);
+  EXPECT_EQ(limit.Take(now + absl::Seconds(60)), 1);
+}
+
 }  // namespace
 }  // namespace attnd

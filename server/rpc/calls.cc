@@ -20,6 +20,7 @@ int MaskThreadCount() { return std::clamp(AvailableCpus() / 4, 2, 4); }
 Calls::Calls(const AdmissionLimits& limits, const TransferLimits& transfers,
              std::vector<AdmissionDevice> devices, MemoryReclaimer& reclaimer, const Clock& clock)
     : admission_(limits, std::move(devices), clock, &reclaimer),
+      call_bytes_(limits.call_bytes),
       watch_(transfers),
       mask_workers_(MaskThreadCount(), limits.caller_max_calls),
       transfers_(TransferThreadCount()) {}

@@ -1,5 +1,6 @@
 // Calls: what every call passes on its way, whatever its method: admission, the count of open
-// calls, the watch over those whose peer is silent, threads for large messages and for masks, and
+// calls, the memory that they hold beside tensors, the watch over those whose peer is silent,
+// threads for large messages and for masks, and
 // the limit of log lines about failed calls.
 //
 // Destruction: the workers have stopped by then. FinishTransfers, before the gRPC server goes,
@@ -18,6 +19,7 @@
 #include "server/call/transfer_progress.h"
 #include "server/rpc/call_log_limit.h"
 #include "server/rpc/call_watch.h"
+#include "server/rpc/fair_shares.h"
 #include "server/rpc/mask_workers.h"
 #include "server/rpc/open_calls.h"
 
@@ -38,6 +40,7 @@ class Calls {
   TaskQueue& transfers() { return *transfers_; }
   MaskWorkers& mask_workers() { return mask_workers_; }
   CallWatch& watch() { return watch_; }
+  FairShares& call_bytes() { return call_bytes_; }  // CallRoom's
   CallLogLimit& log_limit() { return log_limit_; }
   OpenCalls& open() { return open_; }
 
@@ -47,6 +50,7 @@ class Calls {
  private:
   Admission admission_;
   OpenCalls open_;
+  FairShares call_bytes_;
   CallLogLimit log_limit_;
   CallWatch watch_;
   MaskWorkers mask_workers_;

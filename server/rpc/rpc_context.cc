@@ -25,7 +25,8 @@ RpcContext::RpcContext(const ServiceDeps& deps, grpc::ServerContextBase& context
       received_at_(deps.clock.Now()),
       deadline_(DeadlineOf(context)),
       peer_(context.peer()),
-      unix_socket_(absl::StartsWith(peer_, "unix")) {
+      unix_socket_(absl::StartsWith(peer_, "unix")),
+      room_(deps.calls.call_bytes()) {
   deps_.metrics.CallStarted(MethodOf(direction_));
 }
 
@@ -33,6 +34,8 @@ absl::Status RpcContext::Identify() {
   ASSIGN_OR_RETURN(caller_, deps_.auth.Identify(context_, peer_));
   return absl::OkStatus();
 }
+
+absl::Status RpcContext::TakeRoom() { return room_.Take({caller_, CallerOfPeer(peer_)}, 0); }
 
 CallersMasks RpcContext::masks(bool* takes_long) const {
   return {.table = deps_.keep.masks(),

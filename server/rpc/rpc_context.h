@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/rpc/call_room.h"
 #include "server/rpc/service_deps.h"
 #include "server/schedule/result.h"
 
@@ -32,6 +33,8 @@ class RpcContext {
 
   // UNAUTHENTICATED when the caller is nobody.
   absl::Status Identify();
+  // Once its first message is whole: room for what the call holds beside its tensors.
+  absl::Status TakeRoom();
   // Admits a decoded call and gives its tensors their places in staging memory.
   absl::StatusOr<AdmittedCall> Admit(AttentionCall call, ReplySink& sink, bool streamed);
   // Of a call that is refused before Admit: its log line has the request's id all the same.
@@ -65,6 +68,7 @@ class RpcContext {
   const absl::Time received_at_, deadline_;
   const std::string peer_;  // its address
   const bool unix_socket_;
+  CallRoom room_;
   std::string caller_, request_id_;
   absl::Status status_;
   CallTimes times_;

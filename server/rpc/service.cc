@@ -8,6 +8,7 @@
 #include "server/call/status_details.h"
 #include "server/rpc/build_pattern.h"
 #include "server/rpc/compile_mask.h"
+#include "server/rpc/small_call.h"
 #include "server/rpc/stream_call.h"
 #include "server/wire/decode_small.h"
 #include "server/wire/encode.h"
@@ -48,113 +49,92 @@ RawStreamReactor* AttentionService::BackwardStream(grpc::CallbackServerContext* 
   return StartStreamCall(deps_, *context, Direction::kBackward, NextId());
 }
 
-AttentionService::SmallCall AttentionService::Begin(grpc::CallbackServerContext* context,
-                                                    Method method) {
-  SmallCall call{method, deps_.clock.Now(), context->DefaultReactor(), std::string()};
-  deps_.metrics.CallStarted(method);
-  call.caller = deps_.auth.Identify(*context, context->peer());
-  if (!call.caller.ok()) deps_.metrics.AuthFailed(ReasonOf(call.caller.status()));
+grpc::ServerUnaryReactor* AttentionService::AnswerSmall(grpc::CallbackServerContext* context,
+                                                        Method method, grpc::ByteBuffer* reply,
+                                                        const SmallWork& work) {
+  auto* call = new SmallCall(deps_, *context, method, *reply);
+  const absl::Status begun = call->Begin();
+  call->Finish(begun.ok() ? work(call->caller()) : begun);
   return call;
 }
 
-void AttentionService::Finish(const SmallCall& call, const absl::Status& status) {
-  deps_.metrics.CallFinished(call.method, status.code(), ReasonOf(status),
-                             deps_.clock.Now() - call.begin);
-  call.reactor->Finish(ToGrpcStatus(status));
-}
-
-grpc::ServerUnaryReactor* AttentionService::AnswerSmall(
-    grpc::CallbackServerContext* context, Method method,
-    const std::function<absl::Status(const std::string& caller)>& work) {
-  const SmallCall call = Begin(context, method);
-  Finish(call, call.caller.ok() ? work(*call.caller) : call.caller.status());
-  return call.reactor;
+grpc::ServerUnaryReactor* AttentionService::AnswerLong(grpc::CallbackServerContext* context,
+                                                       Method method, grpc::ByteBuffer* reply,
+                                                       SmallWork work) {
+  auto* call = new SmallCall(deps_, *context, method, *reply);
+  absl::Status begun = call->Begin();
+  if (begun.ok()) {
+    begun = deps_.calls.mask_workers().Run(call->caller(), [context, call, work = std::move(work)] {
+      call->Finish(context->IsCancelled() ? GaveUp() : work(call->caller()));
+    });
+  }
+  if (!begun.ok()) call->Finish(begun);
+  return call;
 }
 
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* request,
                                                           grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kGetServerInfo, [&](const std::string&) -> absl::Status {
-    v1::GetServerInfoRequest wire;
-    RETURN_IF_ERROR(DecodeLenient(*request, wire));  // a newer client may want to learn our version
-    *reply = EncodeSmall(deps_.server_info);
-    return absl::OkStatus();
-  });
+  return AnswerSmall(context, Method::kGetServerInfo, reply,
+                     [&](const std::string&) -> absl::StatusOr<grpc::ByteBuffer> {
+                       v1::GetServerInfoRequest wire;
+                       // A newer client may want to learn our version.
+                       RETURN_IF_ERROR(DecodeLenient(*request, wire));
+                       return EncodeSmall(deps_.server_info);
+                     });
 }
 
 grpc::ServerUnaryReactor* AttentionService::RenewResidual(grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* request,
                                                           grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kRenewResidual,
-                     [&](const std::string& caller) -> absl::Status {
+  return AnswerSmall(context, Method::kRenewResidual, reply,
+                     [&](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
                        ASSIGN_OR_RETURN(LeaseGrant lease, Renew(*request, caller));
                        v1::RenewResidualResponse wire;
                        *wire.mutable_residual() = EncodeLease(lease);
-                       *reply = EncodeSmall(wire);
-                       return absl::OkStatus();
+                       return EncodeSmall(wire);
                      });
 }
 
 grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(grpc::CallbackServerContext* context,
                                                             const grpc::ByteBuffer* request,
                                                             grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kReleaseResidual,
-                     [&](const std::string& caller) -> absl::Status {
+  return AnswerSmall(context, Method::kReleaseResidual, reply,
+                     [&](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
                        RETURN_IF_ERROR(Release(*request, caller));
-                       *reply = EncodeSmall(v1::ReleaseResidualResponse());
-                       return absl::OkStatus();
+                       return EncodeSmall(v1::ReleaseResidualResponse());
                      });
-}
-
-grpc::ServerUnaryReactor* AttentionService::AnswerLong(
-    grpc::CallbackServerContext* context, Method method,
-    std::function<absl::Status(const std::string& caller)> work) {
-  const SmallCall call = Begin(context, method);
-  grpc::ServerUnaryReactor* reactor = call.reactor;
-  if (!call.caller.ok()) {
-    Finish(call, call.caller.status());
-    return reactor;
-  }
-  const absl::Status taken =
-      deps_.calls.mask_workers().Run(*call.caller, [this, context, call, work = std::move(work)] {
-        Finish(call, context->IsCancelled() ? GaveUp() : work(*call.caller));
-      });
-  if (!taken.ok()) Finish(call, taken);
-  return reactor;
 }
 
 grpc::ServerUnaryReactor* AttentionService::CompileMask(grpc::CallbackServerContext* context,
                                                         const grpc::ByteBuffer* request,
                                                         grpc::ByteBuffer* reply) {
-  return AnswerLong(context, Method::kCompileMask,
-                    [this, request, reply](const std::string& caller) -> absl::Status {
+  return AnswerLong(context, Method::kCompileMask, reply,
+                    [this, request](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
                       ASSIGN_OR_RETURN(const v1::CompileMaskResponse wire,
                                        attnd::CompileMask(*request, caller, deps_));
-                      *reply = EncodeSmall(wire);
-                      return absl::OkStatus();
+                      return EncodeSmall(wire);
                     });
 }
 
 grpc::ServerUnaryReactor* AttentionService::BuildPattern(grpc::CallbackServerContext* context,
                                                          const grpc::ByteBuffer* request,
                                                          grpc::ByteBuffer* reply) {
-  return AnswerLong(context, Method::kBuildPattern,
-                    [this, request, reply](const std::string& caller) -> absl::Status {
+  return AnswerLong(context, Method::kBuildPattern, reply,
+                    [this, request](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
                       ASSIGN_OR_RETURN(const v1::BuildPatternResponse wire,
                                        BuildPatternOfCaller(*request, caller, deps_.keep.maps()));
-                      *reply = EncodeSmall(wire);
-                      return absl::OkStatus();
+                      return EncodeSmall(wire);
                     });
 }
 
 grpc::ServerUnaryReactor* AttentionService::ReleaseCapture(grpc::CallbackServerContext* context,
                                                            const grpc::ByteBuffer* request,
                                                            grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kReleaseCapture,
-                     [&](const std::string& caller) -> absl::Status {
+  return AnswerSmall(context, Method::kReleaseCapture, reply,
+                     [&](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
                        RETURN_IF_ERROR(attnd::ReleaseCapture(*request, caller, deps_.keep.maps()));
-                       *reply = EncodeSmall(v1::ReleaseCaptureResponse());
-                       return absl::OkStatus();
+                       return EncodeSmall(v1::ReleaseCaptureResponse());
                      });
 }
 

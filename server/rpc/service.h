@@ -63,22 +63,13 @@ class AttentionService final : public AttentionServiceBase {
                                             grpc::ByteBuffer* reply) override;
 
  private:
-  // A call that is no Forward or Backward, from its arrival to Finish.
-  struct SmallCall {
-    Method method;
-    absl::Time begin;
-    grpc::ServerUnaryReactor* reactor;
-    absl::StatusOr<std::string> caller;  // or why it is nobody
-  };
-  SmallCall Begin(grpc::CallbackServerContext* context, Method method);
-  void Finish(const SmallCall& call, const absl::Status& status);
-  // Answers a small call with what `work(caller)` says.
-  grpc::ServerUnaryReactor* AnswerSmall(
-      grpc::CallbackServerContext* context, Method method,
-      const std::function<absl::Status(const std::string& caller)>& work);
-  // Answers what takes long with `work(caller)`, on a thread of MaskWorkers.
+  // What a small call does: its reply, or why there is none.
+  using SmallWork = std::function<absl::StatusOr<grpc::ByteBuffer>(const std::string& caller)>;
+  grpc::ServerUnaryReactor* AnswerSmall(grpc::CallbackServerContext* context, Method method,
+                                        grpc::ByteBuffer* reply, const SmallWork& work);
+  // The same for what takes long, on a thread of MaskWorkers.
   grpc::ServerUnaryReactor* AnswerLong(grpc::CallbackServerContext* context, Method method,
-                                       std::function<absl::Status(const std::string& caller)> work);
+                                       grpc::ByteBuffer* reply, SmallWork work);
   absl::StatusOr<LeaseGrant> Renew(const grpc::ByteBuffer& request, const std::string& caller);
   absl::Status Release(const grpc::ByteBuffer& request, const std::string& caller);
 

@@ -125,6 +125,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     progress()->Moved(bytes);
     MessageBytes message(read_);
     read_.Clear();
+    if (!std::exchange(has_room_, true)) RETURN_IF_ERROR(record_.TakeRoom());
     ASSIGN_OR_RETURN(StreamPart part, ParseStreamMessage(message, record_.direction()));
     if (part.is_header) {
       if (call_.has_value() || header_.has_value()) {
@@ -276,6 +277,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   RpcContext record_;
   grpc::CallbackServerContext& context_;
   grpc::ByteBuffer read_;
+  bool has_room_ = false;  // or it was refused: with the first message
   ChunkSequence sequence_;
   std::optional<Piece> header_;                    // until it has become a call
   StreamedMaskData mask_data_;                     // between the header and the tensors

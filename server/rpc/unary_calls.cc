@@ -97,8 +97,9 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
 
   void Work() {
     record_->Received(static_cast<int64_t>(request_.Length()));
-    const absl::Status known = record_->Identify();
-    if (!known.ok()) return Take(known);
+    absl::Status known = record_->Identify();
+    if (known.ok()) known = record_->TakeRoom();
+    if (!known.ok()) return Take(std::move(known));
     bool takes_long = false;
     absl::StatusOr<AdmittedCall> call = Accept(&takes_long);
     if (!takes_long) return Take(std::move(call));
@@ -149,6 +150,7 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
   }
 
   void Refuse(const absl::Status& status) {
+    progress()->Begin();
     responder_.FinishWithError(record_->Failed(status), &sent_);
   }
 

@@ -10,6 +10,7 @@
 #include "attention/dropout.h"
 #include "proto/attnd/v1/chunk_framing.h"
 #include "proto/attnd/v1/wire_writer.h"
+#include "server/wire/reply_slices.h"
 
 namespace attnd {
 namespace {
@@ -76,31 +77,6 @@ std::string MakeHeader(const Result& result, const BackendInfo& engine, absl::Ti
   return header;
 }
 
-// gRPC lets go of a slice once it is written to the socket, so pieces of this size show progress.
-constexpr int64_t kPieceBytes = 256 << 10;
-
-// What one slice holds; its end tells the call's progress.
-struct SliceOwner {
-  std::shared_ptr<const void> memory;
-  std::shared_ptr<TransferProgress> progress;
-  int64_t bytes;
-
-  static void End(void* pointer) {
-    std::unique_ptr<SliceOwner> owner(static_cast<SliceOwner*>(pointer));
-    owner->progress->Moved(owner->bytes);
-  }
-};
-
-// Slices over `data`, at the end of `slices`.
-template <typename Slices>
-void Wrap(const std::byte* data, int64_t size, const SliceOwner& owner, Slices& slices) {
-  for (int64_t offset = 0; offset < size; offset += kPieceBytes) {
-    const int64_t bytes = std::min(kPieceBytes, size - offset);
-    slices.emplace_back(const_cast<std::byte*>(data + offset), static_cast<size_t>(bytes),
-                        SliceOwner::End, new SliceOwner{owner.memory, owner.progress, bytes});
-  }
-}
-
 struct Payload {
   int field;
   const std::byte* data;
@@ -136,7 +112,7 @@ Reply Encode(Result result, const BackendInfo& engine, absl::Time now,
   for (const Payload& payload : PayloadsOf(result)) {
     WireWriter(text).Length(payload.field, static_cast<uint64_t>(payload.bytes));
     slices.emplace_back(text);
-    Wrap(payload.data, payload.bytes, {result.memory(), progress, 0}, slices);
+    AppendSlices(payload.data, payload.bytes, {result.memory(), progress, 0}, slices);
     reply.payload_bytes += payload.bytes;
     text.clear();
   }
@@ -156,7 +132,7 @@ std::vector<grpc::ByteBuffer> EncodeStream(Result result, const BackendInfo& eng
       int64_t size = std::min(chunk_bytes, payload.bytes - offset);
       absl::InlinedVector<grpc::Slice, 8> slices;
       slices.emplace_back(ChunkPrefix(payload.field, offset, size));
-      Wrap(payload.data + offset, size, {result.memory(), progress, 0}, slices);
+      AppendSlices(payload.data + offset, size, {result.memory(), progress, 0}, slices);
       messages.emplace_back(slices.data(), slices.size());
     }
   }

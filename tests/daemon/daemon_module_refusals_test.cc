@@ -220,7 +220,9 @@ TEST_F(Refusals, OfModuleTokensThatWereForged) {
         << at << ": " << status.error_message();
   }
   get.set_token(token.substr(0, token.size() - 1));
-  EXPECT_EQ(ReasonOf(caller_.Call(&v1::Modules::Stub::GetModule, get, got)), "BAD_FIELD");
+  const grpc::Status cut = caller_.Call(&v1::Modules::Stub::GetModule, get, got);
+  EXPECT_EQ(ReasonOf(cut), "BAD_FIELD");
+  EXPECT_EQ(ErrorInfoOf(cut).metadata().at("expected"), "a token that Register gave");
   get.set_token(token);
   EXPECT_TRUE(caller_.Call(&v1::Modules::Stub::GetModule, get, got).ok());
 }

@@ -1,0 +1,84 @@
+// StateFolder: the folder of one module's state, reached by its descriptor alone. No link is
+// followed, nothing but a regular file of this process's user is opened, and no open waits, as that
+// of a FIFO would. A file is made anew each time, so that a link of its name is replaced.
+// Errors: UNAVAILABLE STATE_UNAVAILABLE, whose message names the file within the folder of all
+// states; the path of that folder is the server's own affair. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "net/file_descriptor.h"
+
+namespace attnd {
+
+// A file that is read. Its size is that of the opening: what is cut off later cannot be read.
+class StateFile {
+ public:
+  StateFile(FileDescriptor file, std::string name, int64_t size)
+      : file_(std::move(file)), name_(std::move(name)), size_(size) {}
+  int64_t size() const { return size_; }
+  const std::string& name() const { return name_; }
+  absl::Status Read(int64_t offset, absl::Span<std::byte> bytes) const;
+
+ private:
+  FileDescriptor file_;
+  std::string name_;
+  int64_t size_;
+};
+
+// A file that is written.
+class NewStateFile {
+ public:
+  NewStateFile(FileDescriptor file, std::string name)
+      : file_(std::move(file)), name_(std::move(name)) {}
+  absl::Status Write(absl::string_view bytes);
+  absl::Status Sync();
+
+ private:
+  FileDescriptor file_;
+  std::string name_;
+};
+
+class StateFolder {
+ public:
+  // Makes the folder `name` of `root` if there is none, and takes its lock. FAILED_PRECONDITION
+  // where another process, or another part of this one, has it.
+  static absl::StatusOr<StateFolder> Open(int root, const std::string& name);
+  // The same of a folder that is there; NOT_FOUND.
+  static absl::StatusOr<StateFolder> OpenOld(int root, const std::string& name);
+
+  const std::string& name() const { return name_; }
+  // NOT_FOUND: there is none.
+  absl::StatusOr<StateFile> Read(const std::string& file) const;
+  absl::StatusOr<NewStateFile> Create(const std::string& file) const;
+  absl::Status Rename(const std::string& from, const std::string& to) const;
+  absl::Status Sync() const;
+  int64_t Bytes() const;      // of its files
+  void Touch() const;         // it is in use now: UsedAt
+  absl::Time UsedAt() const;  // or changed
+  void Remove() const;        // with the files of a state
+
+ private:
+  StateFolder(int root, std::string name, FileDescriptor folder, FileDescriptor lock)
+      : root_(root), name_(std::move(name)), folder_(std::move(folder)), lock_(std::move(lock)) {}
+  std::string PathOf(const std::string& file) const;
+
+  int root_;
+  std::string name_;
+  FileDescriptor folder_, lock_;
+};
+
+// UNAVAILABLE STATE_UNAVAILABLE with errno's text.
+absl::Status StateUnavailable(absl::string_view what, absl::string_view name);
+// Of a folder that this process's user owns and others cannot write to; the text says why it is
+// not. Empty: it is.
+std::string WhyNotPrivate(int folder);
+
+}  // namespace attnd

@@ -1,0 +1,264 @@
+// What every call of every service has around it, whatever its method: room for what it holds,
+// taken before any work and held to the last byte of its reply; a watch over its peer; and places
+// that few callers cannot take all.
+#include <google/protobuf/descriptor.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "proto/attnd/v1/module.pb.h"
+#include "tests/daemon/module_caller.h"
+#include "tests/fixtures/daemon_counts.h"
+#include "tests/fixtures/daemon_fixture.h"
+#include "tests/fixtures/raw_http2.h"
+
+namespace attnd {
+namespace {
+
+// "/attnd.v1.Attention/Forward" and the like: all that the protos say.
+std::vector<std::string> AllMethods() {
+  std::vector<std::string> methods;
+  for (const google::protobuf::FileDescriptor* file :
+       {v1::ForwardRequest::descriptor()->file(), v1::PutTensorsHeader::descriptor()->file()}) {
+    for (int s = 0; s < file->service_count(); ++s) {
+      for (int m = 0; m < file->service(s)->method_count(); ++m) {
+        methods.push_back(absl::StrCat("/", file->service(s)->full_name(), "/",
+                                       file->service(s)->method(m)->name()));
+      }
+    }
+  }
+  return methods;
+}
+
+// The status of a call of one empty message.
+grpc::Status CallEmpty(const std::shared_ptr<grpc::Channel>& channel, const std::string& method) {
+  grpc::GenericStub stub(channel);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+  grpc::CompletionQueue queue;
+  void* tag = nullptr;
+  bool ok = false;
+  auto call = stub.PrepareCall(&context, method, &queue);
+  call->StartCall(&tag);
+  queue.Next(&tag, &ok);
+  grpc::Slice nothing("");
+  call->WriteLast(grpc::ByteBuffer(&nothing, 1), {}, &tag);
+  queue.Next(&tag, &ok);
+  grpc::ByteBuffer reply;
+  do {
+    call->Read(&reply, &tag);
+    queue.Next(&tag, &ok);
+  } while (ok);
+  grpc::Status status;
+  call->Finish(&status, &tag);
+  queue.Next(&tag, &ok);
+  return status;
+}
+
+TEST(DaemonWall, StandsAroundEveryMethodOfEveryService) {
+  ServerOptions options = TestOptions();
+  options.modules.memory = {int64_t{8} << 20, int64_t{8} << 20};
+  options.admission.call_bytes = 0;
+  Daemon daemon(ReferenceDevice(), options);
+  const std::vector<std::string> methods = AllMethods();
+  EXPECT_GE(methods.size(), 21);
+  for (const std::string& method : methods) {
+    const grpc::Status status = CallEmpty(daemon.NewChannel(), method);
+    const google::rpc::ErrorInfo info = ErrorInfoOf(status);
+    EXPECT_EQ(info.reason(), "TENANT_QUOTA") << method << ": " << status.error_message();
+    EXPECT_EQ(info.metadata().count("limit"), 1) << method;
+    if (info.metadata().count("limit") == 0) continue;
+    EXPECT_EQ(info.metadata().at("limit"), "call_bytes") << method;
+  }
+}
+
+// A peer whose HTTP/2 windows let no byte of a reply through.
+std::unique_ptr<RawHttp2> Shut(const Daemon& daemon, const std::string& source = "127.0.0.1") {
+  auto peer = std::make_unique<RawHttp2>(daemon.address(), nullptr, source);
+  peer->Greet();
+  peer->Send(RawHttp2::kSettings, 0, 0, std::string("\0\x04\0\0\0\0", 6));
+  while (!peer->acknowledged()) peer->Read(100);
+  return peer;
+}
+
+void Ask(RawHttp2& peer, uint32_t stream, const std::string& method, const std::string& request,
+         const RawHttp2::Headers& headers = {}, bool ends = true) {
+  peer.StartCall(stream, method, headers);
+  const std::string message =
+      RawHttp2::MessagePrefix(static_cast<uint32_t>(request.size())) + request;
+  for (size_t at = 0; at < message.size() && !peer.ended();) {
+    at += peer.SendData(stream, absl::string_view(message).substr(at));
+    if (at < message.size()) peer.Read(10);
+  }
+  if (ends) peer.Send(RawHttp2::kData, RawHttp2::kEndStream, stream, "");
+}
+
+class Unread : public ::testing::Test {
+ protected:
+  static ServerOptions Options() {
+    ServerOptions options = WithMetrics();
+    options.modules.memory = {int64_t{8} << 20, int64_t{8} << 20};
+    return options;
+  }
+  std::string RegisterOne() {
+    v1::RegisterModuleResponse response;
+    const grpc::Status status = caller_.Register(SmallRegistration("m"), response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    v1::PutTensorsResponse put;
+    const auto bytes = [this](int64_t count) { return RandomBytes(random_, count); };
+    EXPECT_TRUE(caller_.Put(PutMessages(response.token(), 0, bytes), put).ok());
+    while (daemon_.server().call_bytes() > 0) std::this_thread::yield();
+    return response.token();
+  }
+  // Beyond what a peer may do before it is cut.
+  void LetTimePass() {
+    clock_.Advance(Options().transport.transfers.idle + absl::Seconds(1));
+    while (daemon_.server().call_bytes() > 0) std::this_thread::yield();
+  }
+
+  FakeClock clock_{absl::Now()};
+  Random random_{1};
+  Daemon daemon_{ReferenceDevice(), Options(), clock_};
+  ModuleCaller caller_{daemon_.NewChannel()};
+};
+
+TEST_F(Unread, RepliesOfEveryKindAreHeldInRoomAndCut) {
+  const std::string token = RegisterOne();
+  v1::BuildPatternRequest pattern;
+  pattern.set_pooled(std::string(4 * 64 * 64, '\0'));
+  pattern.set_block(16);
+  pattern.mutable_top_k()->set_density(1);
+  v1::GetModuleRequest get;
+  get.set_token(token);
+  v1::GetTensorsRequest tensors;
+  tensors.set_token(token);
+  struct Case {
+    const char* method;
+    std::string request;
+    int64_t at_least;  // of a reply
+  };
+  const Case cases[] = {
+      {"/attnd.v1.Attention/GetServerInfo", "", 8 << 10},
+      {"/attnd.v1.Attention/BuildPattern", pattern.SerializeAsString(), 8 << 10},
+      {"/attnd.v1.Modules/ListModules", "", 8 << 10},
+      {"/attnd.v1.Modules/GetModule", get.SerializeAsString(), 8 << 10},
+      {"/attnd.v1.Modules/GetTensors", tensors.SerializeAsString(), 1 << 20},
+  };
+  for (const Case& one : cases) {
+    auto peer = Shut(daemon_);
+    constexpr int kCalls = 4;
+    for (uint32_t n = 0; n < kCalls; ++n) Ask(*peer, 2 * n + 1, one.method, one.request);
+    while (peer->answers() < kCalls) peer->Read(100);  // the beginnings of the replies
+    EXPECT_GE(daemon_.server().call_bytes(), kCalls * one.at_least) << one.method;
+    LetTimePass();
+    while (peer->resets() < kCalls && !peer->ended()) peer->Read(100);
+    EXPECT_EQ(peer->bytes_of(1), 0) << one.method;
+  }
+  EXPECT_EQ(Counts(daemon_).Of("attnd_calls_cut_total",
+                               {{"method", "BuildPattern"}, {"stage", "send"}, {"reason", "idle"}}),
+            4);
+}
+
+// A reply that nobody reads keeps its call's place: one caller has no more of them.
+TEST_F(Unread, RepliesOfModulesKeepTheirPlaces) {
+  v1::GetModuleRequest get;
+  get.set_token(RegisterOne());
+  auto peer = Shut(daemon_);
+  constexpr int kPlaces = 32;
+  for (uint32_t n = 0; n < kPlaces; ++n) {
+    Ask(*peer, 2 * n + 1, "/attnd.v1.Modules/GetModule", get.SerializeAsString());
+  }
+  while (peer->answers() < kPlaces) peer->Read(100);
+  v1::GetModuleResponse response;
+  const auto ask = [&] { return caller_.Call(&v1::Modules::Stub::GetModule, get, response); };
+  EXPECT_EQ(ErrorInfoOf(ask()).reason(), "TENANT_QUOTA");
+  LetTimePass();
+  EXPECT_TRUE(ask().ok());
+}
+
+TEST_F(Unread, BytesOfRepliesAreBounded) {
+  ServerOptions options = Options();
+  options.admission.call_bytes = 256 << 10;
+  FakeClock clock(absl::Now());
+  Daemon daemon(ReferenceDevice(), options, clock);
+  auto peer = Shut(daemon);
+  constexpr int kCalls = 60;
+  for (uint32_t n = 0; n < kCalls; ++n)
+    Ask(*peer, 2 * n + 1, "/attnd.v1.Attention/GetServerInfo", "");
+  while (peer->answers() < kCalls) peer->Read(100);
+  EXPECT_LE(daemon.server().call_bytes(), options.admission.call_bytes / 2);
+  EXPECT_GT(daemon.server().call_bytes(), 0);
+  v1::GetServerInfoResponse info;
+  grpc::ClientContext context;
+  EXPECT_EQ(ErrorInfoOf(daemon.stub().GetServerInfo(&context, {}, &info)).reason(), "TENANT_QUOTA");
+  clock.Advance(options.transport.transfers.idle + absl::Seconds(1));
+  while (daemon.server().call_bytes() > 0) std::this_thread::yield();
+  grpc::ClientContext again;
+  EXPECT_TRUE(daemon.stub().GetServerInfo(&again, {}, &info).ok());
+}
+
+// Streams without a message: two addresses open as many as they may.
+TEST_F(Unread, StreamsWithoutAMessageTakeNoPlace) {
+  v1::GetModuleRequest get;
+  get.set_token(RegisterOne());
+  std::vector<std::unique_ptr<RawHttp2>> peers;
+  for (const char* source : {"127.0.0.2", "127.0.0.3"}) {
+    auto& peer = peers.emplace_back(Shut(daemon_, source));
+    for (uint32_t n = 0; n < 60; ++n) {
+      peer->StartCall(2 * n + 1, "/attnd.v1.Modules/PutTensors");
+    }
+    const int pongs = peer->pongs();
+    peer->Send(RawHttp2::kPing, 0, 0, "12345678");
+    while (peer->pongs() == pongs) peer->Read(100);  // all have come
+  }
+  for (int n = 0; n < 50; ++n) {
+    v1::GetModuleResponse response;
+    const grpc::Status status = caller_.Call(&v1::Modules::Stub::GetModule, get, response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  }
+  EXPECT_EQ(peers[0]->answers() + peers[1]->answers(), 0);
+}
+
+// Two callers whose calls have begun and do not go on.
+TEST(DaemonWall, LeavesPlacesForAThirdCaller) {
+  ServerOptions options = TestOptions();
+  options.modules.memory = {int64_t{8} << 20, int64_t{8} << 20};
+  options.token_file = testing::TempDir() + "/three_callers";
+  std::ofstream(options.token_file) << "a 1111111111111111\nb 2222222222222222\nc "
+                                       "3333333333333333\n";
+  Daemon daemon(ReferenceDevice(), options);
+  std::vector<std::unique_ptr<RawHttp2>> peers;
+  for (const char* bearer : {"1111111111111111", "2222222222222222"}) {
+    ModuleCaller caller(daemon.NewChannel(), bearer);
+    v1::RegisterModuleResponse registered;
+    ASSERT_TRUE(caller.Register(SmallRegistration("m"), registered).ok());
+    v1::PutTensorsRequest put;
+    put.mutable_header()->set_token(registered.token());
+    auto& peer = peers.emplace_back(Shut(daemon));
+    for (uint32_t n = 0; n < 60; ++n) {
+      Ask(*peer, 2 * n + 1, "/attnd.v1.Modules/PutTensors", put.SerializeAsString(),
+          {{"authorization", absl::StrCat("Bearer ", bearer)}}, false);
+    }
+    // The first has half of all places, the second half of what is left.
+    const int refused = peers.size() == 1 ? 60 - 32 : 60 - 16;
+    while (peer->answers() < refused) peer->Read(100);
+  }
+  ModuleCaller third(daemon.NewChannel(), "3333333333333333");
+  v1::RegisterModuleResponse registered;
+  for (int n = 0; n < 20; ++n) {
+    const grpc::Status status = third.Register(SmallRegistration("m"), registered);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  }
+}
+
+}  // namespace
+}  // namespace attnd
