@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import FailedPrecondition, brief, wrong, wrong_type
 from .module import SGD, AdamW, StepValues
+from .parameters import RemoteParameter
 from .stack import RemoteStack, replaced, stack_of
 
 __all__ = ["RemoteOptimizer", "clip_grad_norm_"]
@@ -59,7 +60,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 loss = closure()
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         inverse = 1.0 if scale is None else 1.0 / float(scale)
-        if found is None or not bool(found.item()):
+        if found is None or not float(found):
             steps = self._steps()
             for checked in (False, True):  # all, before one of them steps
                 for stack, values in steps:
@@ -68,6 +69,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameter in self._listed():
+            if isinstance(parameter, RemoteParameter) and parameter.owner is None:
+                parameter.grad = None
         with self._hidden():
             type(self._inner).zero_grad(self._inner, set_to_none)
         for stack, names in self._names(self.param_groups):
@@ -143,6 +147,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
             values: Optional[StepValues] = None
             for parameter in group["params"]:
                 found = stack_of(parameter)
+                if found is None and isinstance(parameter, RemoteParameter):
+                    parameter.grad  # raises, where one is lost
                 if found is not None:
                     values = values or _values_of(self._kind, group)
                     made.setdefault(id(found[0]), (found[0], {}))[1][found[1]] = values

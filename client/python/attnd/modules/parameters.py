@@ -121,11 +121,15 @@ class RemoteParameter(_Numbers, nn.Parameter):
     """A meta tensor for a parameter that a server's optimizer changes. None set to its grad forgets the gradient."""
 
     owner: Optional[Tuple[Any, str]] = None  # weak reference to the stack, and the name in it
+    had_gradient = False  # when another parameter took its place
 
     __hash__ = Tensor.__hash__
 
     @property
     def grad(self) -> Optional[Tensor]:
+        if self.had_gradient:
+            raise FailedPrecondition("grad: another parameter has taken this one's place in its layer, and the gradient "
+                                     "that it had is lost: call zero_grad() of the optimizer")
         found = stack_of(self)
         return None if found is None else found[0].gradient_of(found[1])
 
@@ -134,8 +138,10 @@ class RemoteParameter(_Numbers, nn.Parameter):
         found = stack_of(self)
         if value is not None and (found is None or value is not found[0].gradient_of(found[1])):
             raise wrong("grad", "None, since gradients of this parameter are the daemon's", type(value).__name__)
-        if value is None and found is not None:
-            found[0].forget([found[1]])
+        if value is None:
+            self.had_gradient = False
+            if found is not None:
+                found[0].forget([found[1]])
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         found = stack_of(self)

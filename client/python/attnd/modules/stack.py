@@ -115,7 +115,7 @@ class RemoteStack(Stepping, nn.Module):
         # ---- Gradients.
         self.hides = False
         self._grads: Dict[str, GradientState] = {}
-        self._stale: Set[str] = set()  # on the daemon, though set to None here
+        self._stale: Set[str] = set()  # on the daemon, though not what the gradient here is
         self._norms: Optional[Dict[str, List[GradientNorms]]] = None
         self._has_all_norms = False
         # ---- What the layers were when they were described.
@@ -324,7 +324,7 @@ class RemoteStack(Stepping, nn.Module):
             old = self._cached.get(name)
             if isinstance(old, RemoteParameter):
                 old.owner = None  # nobody's: another has taken its place
-                self._grads.pop(name, None)
+                old.had_gradient = self._grads.pop(name, None) is not None
             taken[name] = own(tensor)
             owner, _, last = name.rpartition(".")
             meta = RemoteParameter(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), tensor.requires_grad)

@@ -279,6 +279,8 @@ class Stepping:
             if state is None:
                 state = self._grads[name] = GradientState()
                 state.is_zero = is_empty
+            elif state.is_lost and not is_empty:
+                self._stale.add(name)  # the daemon has this backward's alone
             elif state.is_zero and not is_empty:
                 state.factor, state.is_zero = 1.0, False
 
