@@ -125,6 +125,9 @@ struct StepCall {
   double multiplier = 1;                // of gradients
   double max_norm = 0;                  // 0: not clipped
   bool skip_unless_finite = false;
+  // Instead of groups, multiplier and max_norm: one for each entry, and what they refer to.
+  absl::Span<const ParameterStep> parameters;
+  absl::Span<const StepValues> values;
   std::optional<GradientStats> stats;  // of a module of which this one is a slice; absent: its own
 };
 
@@ -154,9 +157,10 @@ class ModuleInstance {
   virtual void DropActivation(ActivationId activation) = 0;  // of an unknown one: nothing
   virtual int64_t KeptRows() const = 0;                      // of all activations
 
-  // The squared norm goes on from `before`: that of the layers before, where it is a slice's.
-  virtual absl::StatusOr<GradientStats> Stats(double before) = 0;
-  absl::StatusOr<GradientStats> Stats() { return Stats(0); }
+  // Of each entry's gradient, as SquaredNorm; 0 where it is frozen. [entries]
+  virtual absl::Status SquaredNorms(absl::Span<double> norms) = 0;
+  // Their sum, in the table's order.
+  absl::StatusOr<GradientStats> Stats();
   // Applies what the gradients hold, or skips it, and clears them either way.
   virtual absl::StatusOr<StepResult> Step(const StepCall& call) = 0;
   virtual absl::Status ClearGradients() = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "modules/field_error.h"
@@ -16,21 +17,21 @@ absl::Status CheckBetween(absl::string_view path, double value, bool is_inside,
   return WrongField(path, expected, value);
 }
 
-absl::Status CheckSgd(const OptimizerSpec& spec) {
-  RETURN_IF_ERROR(CheckBetween("optimizer.sgd.momentum", spec.momentum, spec.momentum >= 0,
+absl::Status CheckSgd(absl::string_view path, const OptimizerSpec& spec) {
+  RETURN_IF_ERROR(CheckBetween(absl::StrCat(path, "momentum"), spec.momentum, spec.momentum >= 0,
                                "a finite number of 0 or above"));
-  RETURN_IF_ERROR(CheckBetween("optimizer.sgd.dampening", spec.dampening,
+  RETURN_IF_ERROR(CheckBetween(absl::StrCat(path, "dampening"), spec.dampening,
                                spec.dampening >= 0 && spec.dampening <= 1, "0..1"));
   if (!spec.nesterov || (spec.momentum > 0 && spec.dampening == 0)) return absl::OkStatus();
-  return WrongField("optimizer.sgd.nesterov", "momentum above 0 and no dampening", "others");
+  return WrongField(absl::StrCat(path, "nesterov"), "momentum above 0 and no dampening", "others");
 }
 
-absl::Status CheckAdamW(const OptimizerSpec& spec) {
-  RETURN_IF_ERROR(CheckBetween("optimizer.adamw.beta1", spec.beta1,
+absl::Status CheckAdamW(absl::string_view path, const OptimizerSpec& spec) {
+  RETURN_IF_ERROR(CheckBetween(absl::StrCat(path, "beta1"), spec.beta1,
                                spec.beta1 >= 0 && spec.beta1 < 1, "0 or above, below 1"));
-  RETURN_IF_ERROR(CheckBetween("optimizer.adamw.beta2", spec.beta2,
+  RETURN_IF_ERROR(CheckBetween(absl::StrCat(path, "beta2"), spec.beta2,
                                spec.beta2 >= 0 && spec.beta2 < 1, "0 or above, below 1"));
-  return CheckBetween("optimizer.adamw.epsilon", spec.epsilon, spec.epsilon > 0,
+  return CheckBetween(absl::StrCat(path, "epsilon"), spec.epsilon, spec.epsilon > 0,
                       "a finite number above 0");
 }
 
@@ -84,10 +85,25 @@ int64_t OptimizerSpec::MomentCount() const {
   return kind == OptimizerKind::kSgd && momentum > 0 ? 1 : 0;
 }
 
+absl::Status CheckStepValues(absl::string_view path, const StepValues& values,
+                             const OptimizerSpec& registered) {
+  const OptimizerSpec& spec = values.spec;
+  RETURN_IF_ERROR(
+      FieldIsFinite(absl::StrCat(path, "learning_rate"), values.rates.learning_rate));
+  RETURN_IF_ERROR(FieldIsFinite(absl::StrCat(path, "weight_decay"), values.rates.weight_decay));
+  if (spec.kind == OptimizerKind::kSgd) RETURN_IF_ERROR(CheckSgd(path, spec));
+  if (spec.kind == OptimizerKind::kAdamW) RETURN_IF_ERROR(CheckAdamW(path, spec));
+  if (spec.MomentCount() <= registered.MomentCount()) return absl::OkStatus();
+  return WrongField(absl::StrCat(path, spec.amsgrad ? "amsgrad" : "momentum"),
+                    "none, as the module was registered", "some");
+}
+
 absl::Status CheckOptimizer(const OptimizerSpec& spec, const ModuleGraph& graph,
                             const WeightTable& weights) {
-  if (spec.kind == OptimizerKind::kSgd) RETURN_IF_ERROR(CheckSgd(spec));
-  if (spec.kind == OptimizerKind::kAdamW) RETURN_IF_ERROR(CheckAdamW(spec));
+  if (spec.kind == OptimizerKind::kSgd) RETURN_IF_ERROR(CheckSgd("optimizer.sgd.", spec));
+  if (spec.kind == OptimizerKind::kAdamW) {
+    RETURN_IF_ERROR(CheckAdamW("optimizer.adamw.", spec));
+  }
   const int64_t entries = static_cast<int64_t>(weights.entries().size());
   RETURN_IF_ERROR(FieldInRange("optimizer.group", spec.groups.size(), 0, entries));
   for (size_t n = 0; n < spec.groups.size(); ++n) {

@@ -43,6 +43,22 @@ struct GroupRates {
   double weight_decay = 0;
 };
 
+// What one parameter's step is: an index of StepValues, its own t, and its gradient's multiplier.
+struct ParameterStep {
+  uint32_t values = 0;
+  int64_t step = 0;  // 0: neither it nor its moments change
+  double multiplier = 1;
+};
+struct StepValues {
+  OptimizerSpec spec;
+  GroupRates rates;
+};
+
+// OK, or InvalidArgument "values[0].beta1: expected ..., got ...", in a step of a module that was
+// registered with `registered`. `path` is "values[0].".
+absl::Status CheckStepValues(absl::string_view path, const StepValues& values,
+                             const OptimizerSpec& registered);
+
 // OK, or InvalidArgument "optimizer.adamw.beta1: expected ..., got ...".
 absl::Status CheckOptimizer(const OptimizerSpec& spec, const ModuleGraph& graph,
                             const WeightTable& weights);

@@ -36,16 +36,21 @@ bool IsApplied(const ModuleDescription& module, const StepCall& call, const Grad
 
 class OptimizerStep {
  public:
-  // `step` is t, from 1. The module outlives the object.
+  // `step` is t, from 1. The module and the call outlive the object.
   OptimizerStep(const ModuleDescription& module, const StepCall& call, const GradientStats& stats,
                 int64_t step);
 
-  // Of an entry that is trained.
+  // Of an entry that is trained and not skipped.
   EntryStep Of(int64_t entry, const OptimizerTensors& tensors) const;
+  // It is frozen, or the call leaves it as it is.
+  bool Skips(int64_t entry) const;
 
  private:
+  int64_t IndexOf(int64_t entry) const;
+
   const ModuleDescription& module_;
-  std::vector<StepScalars> scalars_;  // of each group
+  const StepCall& call_;
+  std::vector<StepScalars> scalars_;  // of each group, or of each entry where the call has them
 };
 
 }  // namespace attnd

@@ -169,5 +169,22 @@ TEST(Optimizer, RefusesWhatHasNoMeaningByItsField) {
   EXPECT_TRUE(CheckOptimizer({.groups = {63}}, half, weights).ok());
 }
 
+TEST(Optimizer, RefusesValuesOfAStepThatTheModuleHasNoRoomFor) {
+  const OptimizerSpec plain{.kind = OptimizerKind::kSgd};
+  const OptimizerSpec momentum{.kind = OptimizerKind::kSgd, .momentum = 0.5};
+  const OptimizerSpec adam = EveryOptimizer()[4], amsgrad = EveryOptimizer()[6];
+  EXPECT_TRUE(CheckStepValues("v.", {.spec = plain}, momentum).ok());
+  EXPECT_TRUE(CheckStepValues("v.", {.spec = adam}, amsgrad).ok());
+  EXPECT_EQ(CheckStepValues("v.", {.spec = momentum}, plain).message(),
+            "v.momentum: expected none, as the module was registered, got some");
+  EXPECT_EQ(CheckStepValues("v.", {.spec = amsgrad}, adam).message(),
+            "v.amsgrad: expected none, as the module was registered, got some");
+  EXPECT_EQ(CheckStepValues("v.", {.spec = {.kind = OptimizerKind::kAdamW}}, adam).message(),
+            "v.epsilon: expected a finite number above 0, got 0");
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(CheckStepValues("v.", {adam, {.learning_rate = nan}}, adam).message(),
+            "v.learning_rate: expected a finite number, got nan");
+}
+
 }  // namespace
 }  // namespace attnd

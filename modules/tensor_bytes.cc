@@ -62,16 +62,4 @@ void CheckSizes(const ModuleDescription& module, const CallRows& rows,
   CHECK(!call.add_d_memory || !call.d_memory.empty());
 }
 
-GradientStats StatsOf(const WeightTable& table, const float* gradients, double before) {
-  GradientStats stats{.squared_norm = before};
-  for (const WeightEntry& entry : table.entries()) {
-    if (!entry.trained_offset.has_value()) continue;
-    stats.squared_norm +=
-        SquaredNorm({gradients + *entry.trained_offset, static_cast<size_t>(entry.elements)});
-  }
-  // Squares of float32 numbers neither overflow nor cancel in float64.
-  stats.is_finite = std::isfinite(stats.squared_norm);
-  return stats;
-}
-
 }  // namespace attnd

@@ -22,8 +22,4 @@ void CheckSizes(const ModuleDescription& module, const ModuleForwardCall& call);
 void CheckSizes(const ModuleDescription& module, const CallRows& rows,
                 const ModuleBackwardCall& call);
 
-// `before` and every trained entry's norm, added in the table's order; `gradients` as the table's
-// trained offsets.
-GradientStats StatsOf(const WeightTable& table, const float* gradients, double before);
-
 }  // namespace attnd

@@ -308,6 +308,11 @@ ATTND_API int attnd_module_backward(attnd_module* module,
 /* Tells the daemon, where no backward has used them. NULL is fine. */
 ATTND_API void attnd_activations_free(attnd_activations* activations);
 ATTND_API int attnd_module_gradient_stats(attnd_module* module, attnd_call* call);
+/* With each parameter's; all_norms: sums and largest numbers too. */
+ATTND_API int attnd_module_parameter_stats(attnd_module* module, int32_t all_norms,
+                                           attnd_call* call);
+/* A number that changes with the bytes, but for one change in 2^64. No cryptography. */
+ATTND_API uint64_t attnd_digest(const void* data, int64_t bytes);
 /* `request`: a StepRequest without token, sequence and micro_batches. */
 ATTND_API int attnd_module_step(attnd_module* module, const void* request, int64_t request_bytes,
                                 attnd_call* call);

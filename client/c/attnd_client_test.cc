@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -263,6 +265,21 @@ TEST(CInterface, SaysThatNoServerRegistersModules) {
 TEST(CInterface, FreesNoModuleAndNoActivations) {
   attnd_module_free(nullptr);
   attnd_activations_free(nullptr);
+}
+
+TEST(Digest, ChangesWithAnyBitAndWithTheSize) {
+  std::vector<unsigned char> bytes(200, 0);
+  std::set<uint64_t> seen;
+  for (int64_t size : {0, 1, 63, 64, 65, 128, 200}) seen.insert(attnd_digest(bytes.data(), size));
+  for (unsigned char& byte : bytes) {
+    for (int bit = 0; bit < 8; ++bit) {
+      byte = static_cast<unsigned char>(1 << bit);
+      seen.insert(attnd_digest(bytes.data(), 200));
+    }
+    byte = 0;
+  }
+  EXPECT_EQ(seen.size(), 7 + 1600);
+  EXPECT_EQ(attnd_digest(bytes.data(), 200), attnd_digest(std::vector<char>(200, 0).data(), 200));
 }
 
 }  // namespace

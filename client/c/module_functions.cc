@@ -221,6 +221,15 @@ int attnd_module_gradient_stats(attnd_module* module, attnd_call* call) {
   });
 }
 
+int attnd_module_parameter_stats(attnd_module* module, int32_t all_norms, attnd_call* call) {
+  return call->Run([&] {
+    return Guard([&] {
+      return attnd::Finish(*call, module->module->GradientStats(call->MakeCallOptions(), true,
+                                                                all_norms != 0));
+    });
+  });
+}
+
 int attnd_module_step(attnd_module* module, const void* request, int64_t request_bytes,
                       attnd_call* call) {
   return call->Run([&] {

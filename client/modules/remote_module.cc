@@ -201,7 +201,9 @@ absl::Status RemoteModule::Backward(const Activations& activations, absl::Span<c
   return done;
 }
 
-absl::StatusOr<v1::GradientStatsResponse> RemoteModule::GradientStats(const CallOptions& options) {
+absl::StatusOr<v1::GradientStatsResponse> RemoteModule::GradientStats(const CallOptions& options,
+                                                                         bool by_parameter,
+                                                                         bool all_norms) {
   v1::GradientStatsResponse reply;
   RETURN_IF_ERROR(Persist(options, [&](ModuleTry& attempt) {
     absl::ReaderMutexLock lock(&mutex_);
@@ -209,6 +211,8 @@ absl::StatusOr<v1::GradientStatsResponse> RemoteModule::GradientStats(const Call
     request.set_token(token_);
     request.set_sequence(sequence_);
     request.set_micro_batches(micro_batches());
+    request.set_by_parameter(by_parameter);
+    request.set_all_norms(all_norms);
     return rpcs().GradientStats(request, reply, attempt);
   }));
   return reply;

@@ -68,7 +68,10 @@ class RemoteModule {
   absl::Status Backward(const Activations& activations, absl::Span<const std::byte> dy,
                         bool no_weight_gradients, const BackwardOutputsOfModule& out,
                         const CallOptions& options);
-  absl::StatusOr<v1::GradientStatsResponse> GradientStats(const CallOptions& options);
+  // by_parameter, all_norms: as attnd.v1.GradientStatsRequest has them.
+  absl::StatusOr<v1::GradientStatsResponse> GradientStats(const CallOptions& options,
+                                                          bool by_parameter = false,
+                                                          bool all_norms = false);
   // `request` without token, sequence and number of micro-batches.
   absl::StatusOr<v1::StepResponse> Step(v1::StepRequest request, const CallOptions& options);
   absl::Status Put(SentPut put, const CallOptions& options);

@@ -124,12 +124,23 @@ class ReferenceInstance : public ModuleInstance {
     return rows;
   }
 
-  absl::StatusOr<GradientStats> Stats(double before) override {
-    return StatsOf(module_->table, gradients_.data(), before);
+  absl::Status SquaredNorms(absl::Span<double> norms) override {
+    for (size_t n = 0; n < norms.size(); ++n) {
+      const WeightEntry& entry = Entry(static_cast<int64_t>(n));
+      norms[n] = 0;
+      if (!entry.trained_offset.has_value()) continue;
+      norms[n] = SquaredNorm({gradients_.data() + *entry.trained_offset,
+                              static_cast<size_t>(entry.elements)});
+    }
+    return absl::OkStatus();
   }
   absl::StatusOr<StepResult> Step(const StepCall& call) override {
     StepResult result;
-    result.stats = call.stats.value_or(StatsOf(module_->table, gradients_.data(), 0));
+    if (call.stats.has_value()) {
+      result.stats = *call.stats;
+    } else {
+      ASSIGN_OR_RETURN(result.stats, Stats());
+    }
     result.applied = IsApplied(*module_, call, result.stats);
     if (result.applied) {
       ++optimizer_step_;
@@ -139,7 +150,7 @@ class ReferenceInstance : public ModuleInstance {
                                      {moments_[0].data(), moments_[1].data(), moments_[2].data()}};
       const std::vector<WeightEntry>& entries = module_->table.entries();
       for (size_t n = 0; n < entries.size(); ++n) {
-        if (entries[n].trained_offset.has_value()) step.Of(n, tensors).Apply();
+        if (!step.Skips(n)) step.Of(n, tensors).Apply();
       }
     }
     result.optimizer_step = optimizer_step_;

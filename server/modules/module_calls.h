@@ -88,6 +88,9 @@ class ModuleCalls {
 
   // step_calls.cc
   absl::Status GradientStatsOf(ModuleCall& call);
+  absl::Status FillStats(const RegisteredModule& module, ModuleInstance& instance,
+                         const v1::GradientStatsRequest& request,
+                         v1::GradientStatsResponse& response);
   absl::Status Step(ModuleCall& call);
   absl::StatusOr<v1::StepResponse> Apply(RegisteredModule::Hold& hold,
                                          const v1::StepRequest& request);

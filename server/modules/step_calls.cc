@@ -12,6 +12,7 @@
 #include "server/call/status_details.h"
 #include "server/modules/module_calls.h"
 #include "server/modules/module_errors.h"
+#include "server/modules/tensor_copy.h"
 
 namespace attnd {
 namespace {
@@ -37,11 +38,70 @@ absl::Status CheckGroups(const v1::StepRequest& request, int64_t groups) {
   return absl::OkStatus();
 }
 
+StepValues ValuesOf(const v1::StepValues& from, const OptimizerSpec& registered) {
+  StepValues values{.rates = {from.learning_rate(), from.weight_decay()}};
+  values.spec.kind = registered.kind;
+  if (registered.kind == OptimizerKind::kSgd) {
+    values.spec.momentum = from.momentum();
+    values.spec.dampening = from.dampening();
+    values.spec.nesterov = from.nesterov();
+  } else {
+    values.spec.beta1 = from.beta1();
+    values.spec.beta2 = from.beta2();
+    values.spec.epsilon = from.epsilon();
+    values.spec.coupled_decay = from.coupled_decay();
+    values.spec.amsgrad = from.amsgrad();
+  }
+  return values;
+}
+
+std::vector<StepValues> ValuesOf(const v1::StepRequest& request, const OptimizerSpec& registered) {
+  std::vector<StepValues> values;
+  for (const v1::StepValues& one : request.values()) values.push_back(ValuesOf(one, registered));
+  return values;
+}
+
+std::vector<ParameterStep> ParametersOf(const v1::StepRequest& request) {
+  std::vector<ParameterStep> steps;
+  for (const v1::ParameterStep& one : request.parameter()) {
+    steps.push_back({.values = one.values(),
+                     .step = static_cast<int64_t>(one.step()),
+                     .multiplier = one.has_multiplier() ? one.multiplier() : 1});
+  }
+  return steps;
+}
+
+// Of a request with an entry for each parameter.
+absl::Status CheckParameters(const v1::StepRequest& request, const ModuleDescription& module) {
+  constexpr uint64_t kMostSteps = uint64_t{1} << 53;  // exact in float64
+  const int64_t entries = static_cast<int64_t>(module.table.entries().size());
+  RETURN_IF_ERROR(FieldInRange("parameter", request.parameter_size(), entries, entries));
+  RETURN_IF_ERROR(FieldInRange("values", request.values_size(), 1, kMaxOptimizerGroups));
+  if (request.discard() || request.group_size() > 0 || request.has_multiplier() ||
+      request.max_norm() != 0) {
+    return WrongField("parameter", "none beside group, multiplier, max_norm or discard", "some");
+  }
+  for (int n = 0; n < request.values_size(); ++n) {
+    RETURN_IF_ERROR(CheckStepValues(absl::StrCat("values[", n, "]."),
+                                    ValuesOf(request.values(n), module.optimizer),
+                                    module.optimizer));
+  }
+  for (int n = 0; n < request.parameter_size(); ++n) {
+    const std::string path = absl::StrCat("parameter[", n, "].");
+    const v1::ParameterStep& one = request.parameter(n);
+    RETURN_IF_ERROR(FieldInRange(path + "values", one.values(), 0, request.values_size() - 1));
+    if (one.step() <= kMostSteps) continue;
+    return WrongField(path + "step", "0..2^53", one.step());
+  }
+  return absl::OkStatus();
+}
+
 // What the module does not depend on.
 absl::Status CheckRequest(const v1::StepRequest& request, const ModuleDescription& module) {
   if (module.optimizer.kind == OptimizerKind::kNone && !request.discard()) {
     return WrongField("discard", "true without an optimizer", "false");
   }
+  if (request.parameter_size() > 0) return CheckParameters(request, module);
   RETURN_IF_ERROR(
       CheckGroups(request, GroupCount(module.optimizer, module.table.entries().size())));
   RETURN_IF_ERROR(FieldIsFinite("multiplier", request.multiplier()));
@@ -56,6 +116,41 @@ StepOutcome OutcomeOf(const v1::StepResponse& response) {
 
 }  // namespace
 
+absl::Status ModuleCalls::FillStats(const RegisteredModule& module, ModuleInstance& instance,
+                                    const v1::GradientStatsRequest& request,
+                                    v1::GradientStatsResponse& response) {
+  const std::vector<WeightEntry>& entries = instance.description().table.entries();
+  std::vector<double> norms(entries.size());
+  RETURN_IF_ERROR(instance.SquaredNorms(absl::MakeSpan(norms)));
+  double all = 0;
+  for (double norm : norms) all += norm;
+  response.set_squared_norm(all);
+  response.set_finite(std::isfinite(all));
+  if (!request.by_parameter()) return absl::OkStatus();
+  for (size_t n = 0; n < entries.size(); ++n) {
+    v1::ParameterGradient& of = *response.add_parameter();
+    of.set_squared_norm(norms[n]);
+    if (!request.all_norms() || !entries[n].trained_offset.has_value()) continue;
+    ASSIGN_OR_RETURN(const TensorCopy copy,
+                     TensorCopy::Make(HeaderOf(instance.description(), entries[n],
+                                               TensorRole::kGradient, v1::ELEMENT_FLOAT32),
+                                      module, deps_.table.memory()));
+    RETURN_IF_ERROR(instance.Get(copy.entry, copy.role, copy.element,
+                                 {copy.bytes(), static_cast<size_t>(copy.size())}));
+    const auto* numbers = reinterpret_cast<const float*>(copy.bytes());
+    double sum = 0, largest = 0;
+    for (int64_t i = 0; i < entries[n].elements; ++i) {
+      const double size = std::fabs(numbers[i]);
+      sum += size;
+      if (!(size <= largest)) largest = size;  // a NaN stays, as nothing is less
+      if (std::isnan(largest)) break;
+    }
+    of.set_sum(std::isnan(largest) ? largest : sum);
+    of.set_largest(largest);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ModuleCalls::GradientStatsOf(ModuleCall& call) {
   v1::GradientStatsRequest request;
   RETURN_IF_ERROR(ReadRequest(call.stream, request));
@@ -65,10 +160,8 @@ absl::Status ModuleCalls::GradientStatsOf(ModuleCall& call) {
     ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(request.sequence(), call.wait));
     RETURN_IF_ERROR(hold.CheckGradient(request.micro_batches()));
     ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *module));
-    const absl::StatusOr<GradientStats> stats = hold.instance().Stats();
-    if (!stats.ok()) return Classified(stats.status());
-    response.set_squared_norm(stats->squared_norm);
-    response.set_finite(stats->is_finite);
+    absl::Status found = FillStats(*module, hold.instance(), request, response);
+    if (!found.ok()) return Classified(std::move(found));
   }
   return Reply(call.stream, response);
 }
@@ -82,6 +175,9 @@ absl::StatusOr<v1::StepResponse> ModuleCalls::Apply(RegisteredModule::Hold& hold
   if (request.discard()) {
     RETURN_IF_ERROR(hold.instance().ClearGradients());
   } else {
+    const std::vector<ParameterStep> parameters = ParametersOf(request);
+    const std::vector<StepValues> values =
+        ValuesOf(request, hold.instance().description().optimizer);
     std::vector<GroupRates> groups;
     for (const v1::GroupValues& group : request.group()) {
       groups.push_back({group.learning_rate(), group.weight_decay()});
@@ -89,9 +185,11 @@ absl::StatusOr<v1::StepResponse> ModuleCalls::Apply(RegisteredModule::Hold& hold
     ASSIGN_OR_RETURN(
         const StepResult result,
         hold.instance().Step({.groups = groups,
-                              .multiplier = request.multiplier() == 0 ? 1 : request.multiplier(),
+                              .multiplier = request.has_multiplier() ? request.multiplier() : 1,
                               .max_norm = request.max_norm(),
-                              .skip_unless_finite = request.skip_unless_finite()}));
+                              .skip_unless_finite = request.skip_unless_finite(),
+                              .parameters = parameters,
+                              .values = values}));
     response.set_applied(result.applied);
     response.set_squared_norm(result.stats.squared_norm);
     response.set_finite(result.stats.is_finite);

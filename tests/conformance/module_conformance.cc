@@ -180,6 +180,7 @@ TEST_P(ModuleConformance, StepsGiveTheCpuEnginesBits) {
         Rounding::kElements);
     fixture.SetRows({.batch = 1, .length = 5});
     ExpectSameSteps(*engine_, *cpu_engine, fixture, optimizer, 3);
+    ExpectSameStepsOfEntries(*engine_, *cpu_engine, fixture, optimizer);
   }
 }
 

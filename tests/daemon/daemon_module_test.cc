@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -118,6 +119,50 @@ TEST_F(DaemonModules, TrainsFromRegisterToRelease) {
   EXPECT_EQ(daemon_.server().module_bytes(), 0);
   EXPECT_EQ(daemon_.server().staging_used(), 0);
   EXPECT_EQ(ReasonOf(Forward(token, 2, 4).status), "MODULE_LOST");
+}
+
+// A step with numbers, a count and a multiplier for each parameter, of which one stays.
+TEST_F(DaemonModules, StepsEachParameterByItself) {
+  const std::string token = Ready();
+  const auto forward = Forward(token, 1, 4, true);
+  ASSERT_TRUE(forward.status.ok()) << forward.status.error_message();
+  ASSERT_TRUE(Backward(token, 1, 0, forward.header, Rows(4)).status.ok());
+  v1::GradientStatsRequest ask;
+  v1::GradientStatsResponse stats;
+  ask.set_token(token);
+  ask.set_sequence(1);
+  ask.set_micro_batches(1);
+  ask.set_by_parameter(true);
+  ask.set_all_norms(true);
+  ASSERT_TRUE(caller_.Call(&v1::Modules::Stub::GradientStats, ask, stats).ok());
+  ASSERT_GT(stats.parameter_size(), 1);
+  double squared = 0;
+  for (const v1::ParameterGradient& of : stats.parameter()) {
+    squared += of.squared_norm();
+    EXPECT_LE(of.largest(), std::sqrt(of.squared_norm()) * (1 + 1e-12));
+    EXPECT_GE(of.sum() * (1 + 1e-12), std::sqrt(of.squared_norm()));
+  }
+  EXPECT_EQ(squared, stats.squared_norm());
+
+  v1::StepRequest request = StepOf(token, 1, 1);
+  v1::StepResponse step;
+  request.add_parameter();
+  const auto refused = [&] { return caller_.Step(request, step).error_message(); };
+  EXPECT_EQ(refused(), absl::StrCat("parameter: expected ", stats.parameter_size(), "..",
+                                    stats.parameter_size(), ", got 1"));
+  while (request.parameter_size() < stats.parameter_size()) request.add_parameter()->set_step(1);
+  EXPECT_EQ(refused(), "values: expected 1..64, got 0");
+  request.add_values()->set_learning_rate(0.1);
+  EXPECT_EQ(refused(),
+            "parameter: expected none beside group, multiplier, max_norm or discard, got some");
+  request.clear_group();
+  request.mutable_parameter(1)->set_values(1);
+  EXPECT_EQ(refused(), "parameter[1].values: expected 0..0, got 1");
+  request.mutable_parameter(1)->set_values(0);
+  request.mutable_parameter(1)->set_multiplier(0);
+  ASSERT_EQ(refused(), "");
+  EXPECT_TRUE(step.applied());
+  EXPECT_EQ(step.sequence(), 2);
 }
 
 // A large chunk comes from gRPC in many pieces, a small one in one.

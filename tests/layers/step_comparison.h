@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <initializer_list>
+#include <vector>
 
 #include "tests/layers/engine_comparison.h"
 #include "tests/layers/engine_fixture.h"
@@ -52,6 +53,45 @@ inline void ExpectSameSteps(ModuleEngine& engine, ModuleEngine& oracle, Referenc
   EngineUnderTest fresh(engine, fixture, limits, optimizer);
   EXPECT_TRUE(
       tested.Run(fixture.inputs, fixture.dy).HasBitsOf(fresh.Run(fixture.inputs, fixture.dy)));
+}
+
+// Steps in which each entry has a count, a multiplier and one of two sets of numbers of its own, or
+// stays as it is, gradient or not.
+inline void ExpectSameStepsOfEntries(ModuleEngine& engine, ModuleEngine& oracle,
+                                     ReferenceFixture& fixture, const OptimizerSpec& optimizer) {
+  const ModuleLimits limits = EngineUnderTest::LimitsOf(fixture, Recompute::kNone);
+  EngineUnderTest tested(engine, fixture, limits, optimizer);
+  EngineUnderTest exact(oracle, fixture, limits, optimizer);
+  OptimizerSpec other = optimizer;
+  other.beta1 = 0.5;
+  other.momentum = 0;
+  other.nesterov = false;
+  const StepValues values[] = {{optimizer, {.learning_rate = 1e-2, .weight_decay = 0.1}},
+                               {other, {.learning_rate = 1e-3}}};
+  const size_t entries = fixture.weights.size();
+  std::vector<int64_t> counts(entries, 0);
+  for (int step = 0; step < 4; ++step) {
+    std::vector<ParameterStep> parameters(entries);
+    const std::vector<Numbers> before = tested.Tensors(TensorRole::kWeight);
+    for (size_t n = 0; n < entries; ++n) {
+      PutRandomGradient(fixture, n, {&tested, &exact});
+      if ((n + step) % 3 == 0) continue;
+      parameters[n] = {.values = static_cast<uint32_t>(n % 2),
+                       .step = ++counts[n],
+                       .multiplier = 0.5 * static_cast<double>(n % 4)};
+    }
+    const StepCall call{.parameters = parameters, .values = values};
+    EXPECT_TRUE(Value(tested.instance().Step(call)).applied);
+    EXPECT_TRUE(Value(exact.instance().Step(call)).applied);
+    const std::vector<Numbers> after = tested.Tensors(TensorRole::kWeight);
+    for (size_t n = 0; n < entries; ++n) {
+      EXPECT_TRUE(parameters[n].step > 0 || SameBits(after[n], before[n])) << n;
+    }
+  }
+  for (TensorRole role : {TensorRole::kWeight, TensorRole::kGradient, TensorRole::kMoment1,
+                          TensorRole::kMoment2, TensorRole::kMoment2Max}) {
+    EXPECT_TRUE(SameBits(tested.Tensors(role), exact.Tensors(role))) << static_cast<int>(role);
+  }
 }
 
 // A gradient with an infinity changes no weight and is cleared.

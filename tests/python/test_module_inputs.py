@@ -76,7 +76,7 @@ def test_nested_tensors_are_what_their_sequences_are_alone():
     causal = nn.Transformer.generate_square_subsequent_mask(7)
     for mask in (None, causal):
         whole = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
-        y = there[0](whole, src_mask=mask)
+        y = there(whole, src_mask=mask)
         assert y.is_nested and y.shape[0] == 3
         y.values().square().sum().backward()
         assert whole.grad is not None
@@ -89,7 +89,7 @@ def test_nested_tensors_are_what_their_sequences_are_alone():
             torch.testing.assert_close(got, alone[0], rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(slope, x.grad[0], rtol=1e-4, atol=1e-4)
     with pytest.raises(attnd.Unimplemented, match="mask"):
-        there[0](torch.nested.nested_tensor(parts, layout=torch.jagged), src_mask=torch.rand(7, 7) > 0.5)
+        there(torch.nested.nested_tensor(parts, layout=torch.jagged), src_mask=torch.rand(7, 7) > 0.5)
 
 
 def cross_layout():

@@ -155,6 +155,8 @@ _PROTOTYPES.update({
     "attnd_module_backward": (ctypes.c_int, [_pointer, ctypes.POINTER(ModuleBackward), _pointer]),
     "attnd_activations_free": (None, [_pointer]),
     "attnd_module_gradient_stats": (ctypes.c_int, [_pointer, _pointer]),
+    "attnd_module_parameter_stats": (ctypes.c_int, [_pointer, ctypes.c_int32, _pointer]),
+    "attnd_digest": (ctypes.c_uint64, [_pointer, ctypes.c_int64]),
     "attnd_module_step": (ctypes.c_int, [_pointer, ctypes.c_char_p, _int64, _pointer]),
     "attnd_module_put": (ctypes.c_int, [_pointer, _pointer, _int64, _int64, _int32, _pointer]),
     "attnd_module_get": (ctypes.c_int, [_pointer, _pointer, _int64, _pointer]),

@@ -57,6 +57,11 @@ def float64(field: int, value: float) -> bytes:
     return varint(field << 3 | 1) + struct.pack("<d", value) if value else b""
 
 
+def some_float64(field: int, value: float) -> bytes:
+    """An optional number that is there, 0 or not."""
+    return varint(field << 3 | 1) + struct.pack("<d", value)
+
+
 def text(field: int, value: str) -> bytes:
     return message(field, value.encode()) if value else b""
 

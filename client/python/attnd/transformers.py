@@ -11,6 +11,7 @@ AttentionMaskInterface (4.53 or later).
 """
 from __future__ import annotations
 
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union, cast
 
 import torch
@@ -60,15 +61,31 @@ def offload(model: torch.nn.Module, address: Union[str, Sequence[str], Client], 
     made = [remote.offload(child, optimizer=cast(Any, optimizer), server=server, **options) for _, _, child in found]
     for (owner, name, _), stack in zip(found, made):
         setattr(owner, name, stack)
-    for inner in model.modules():
-        config = getattr(inner, "config", None)
-        if config is not None and hasattr(config, "use_cache"):
-            config.use_cache = False
-    generation: Any = getattr(model, "generation_config", None)
-    if generation is not None:
-        generation.use_cache = False
+    _switch_off_caches(model)
     model.register_forward_pre_hook(_refuse_inner_outputs, with_kwargs=True)
     return made
+
+
+def _switch_off_caches(model: Any) -> None:
+    """In all configurations of the model, but not in what save_pretrained writes."""
+    configs: List[Any] = [getattr(inner, "config", None) for inner in model.modules()]
+    configs.append(getattr(model, "generation_config", None))
+    found = {id(config): config for config in configs if hasattr(config, "use_cache")}
+    model._attnd_use_cache = [(config, config.use_cache) for config in found.values()]
+    for config in found.values():
+        config.use_cache = False
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained = MethodType(_save_pretrained, model)  # a method, which copies of the model take with them
+
+
+def _save_pretrained(model: Any, *arguments: Any, **keywords: Any) -> Any:
+    for config, use_cache in model._attnd_use_cache:
+        config.use_cache = use_cache
+    try:
+        return type(model).save_pretrained(model, *arguments, **keywords)
+    finally:
+        for config, _ in model._attnd_use_cache:
+            config.use_cache = False
 
 
 def _refuse_inner_outputs(model: Any, _: Tuple[Any, ...], keywords: Dict[str, Any]) -> None:

@@ -162,6 +162,7 @@ TEST_F(CpuModuleEngineTest, StepsGiveTheReferencesBits) {
     ReferenceFixture fixture(BertLayers({.width = 16, .heads = 2, .kv_heads = 2, .inner = 24}), 3,
                              Rounding::kElements);
     ExpectSameSteps(*engine_, reference, fixture, optimizer, 20);
+    ExpectSameStepsOfEntries(*engine_, reference, fixture, optimizer);
   }
 }
 

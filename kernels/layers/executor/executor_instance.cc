@@ -337,19 +337,21 @@ absl::Status ExecutorInstance::Backward(const ModuleBackwardCall& call) {
 
 // ---- Steps.
 
-absl::StatusOr<GradientStats> ExecutorInstance::Stats(double before) {
-  GradientStats stats{.squared_norm = before};
-  if (limits_.kept_rows == 0) return stats;
+absl::Status ExecutorInstance::SquaredNorms(absl::Span<double> norms) {
+  std::fill(norms.begin(), norms.end(), 0);
+  if (limits_.kept_rows == 0) return absl::OkStatus();
   std::vector<ModuleDevice::Gradients> ranges;
-  for (const WeightEntry& entry : module_->table.entries()) {
-    if (!entry.trained_offset.has_value()) continue;
-    ranges.push_back({tensors_.gradients() + *entry.trained_offset, entry.elements});
+  std::vector<size_t> places;
+  const std::vector<WeightEntry>& entries = module_->table.entries();
+  for (size_t n = 0; n < entries.size(); ++n) {
+    if (!entries[n].trained_offset.has_value()) continue;
+    ranges.push_back({tensors_.gradients() + *entries[n].trained_offset, entries[n].elements});
+    places.push_back(n);
   }
-  std::vector<double> norms(ranges.size());
-  RETURN_IF_ERROR(device_->SquaredNorms(ranges, absl::MakeSpan(norms)));
-  for (double norm : norms) stats.squared_norm += norm;
-  stats.is_finite = std::isfinite(stats.squared_norm);
-  return stats;
+  std::vector<double> found(ranges.size());
+  RETURN_IF_ERROR(device_->SquaredNorms(ranges, absl::MakeSpan(found)));
+  for (size_t n = 0; n < found.size(); ++n) norms[places[n]] = found[n];
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StepResult> ExecutorInstance::Step(const StepCall& call) {
@@ -357,7 +359,7 @@ absl::StatusOr<StepResult> ExecutorInstance::Step(const StepCall& call) {
   if (call.stats.has_value()) {
     result.stats = *call.stats;
   } else {
-    ASSIGN_OR_RETURN(result.stats, Stats(0));
+    ASSIGN_OR_RETURN(result.stats, Stats());
   }
   result.applied = limits_.kept_rows > 0 && IsApplied(*module_, call, result.stats);
   if (result.applied) {
@@ -373,11 +375,11 @@ absl::StatusOr<StepResult> ExecutorInstance::Step(const StepCall& call) {
     }
     std::vector<EntryStep> steps;
     for (size_t n = 0; n < entries.size(); ++n) {
-      if (entries[n].trained_offset.has_value()) steps.push_back(step.Of(n, tensors));
+      if (!step.Skips(n)) steps.push_back(step.Of(n, tensors));
     }
     device_->Step(steps);
     for (size_t n = 0; n < entries.size(); ++n) {
-      if (entries[n].trained_offset.has_value()) Pack(n);
+      if (!step.Skips(n)) Pack(n);
     }
   }
   result.optimizer_step = optimizer_step_;

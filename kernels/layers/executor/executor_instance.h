@@ -37,7 +37,7 @@ class ExecutorInstance : public ModuleInstance {
   absl::Status Backward(const ModuleBackwardCall& call) override;
   void DropActivation(ActivationId activation) override;
   int64_t KeptRows() const override;
-  absl::StatusOr<GradientStats> Stats(double before) override;
+  absl::Status SquaredNorms(absl::Span<double> norms) override;
   absl::StatusOr<StepResult> Step(const StepCall& call) override;
   absl::Status ClearGradients() override;
   int64_t optimizer_step() const override { return optimizer_step_; }

@@ -120,21 +120,25 @@ void PipelineInstance::DropActivation(ActivationId activation) {
 
 // ---- Steps.
 
-absl::StatusOr<GradientStats> PipelineInstance::Stats(double before) {
-  GradientStats stats{.squared_norm = before};
+absl::Status PipelineInstance::SquaredNorms(absl::Span<double> norms) {
   for (const Range& range : ranges_) {
-    ASSIGN_OR_RETURN(stats, range.instance->Stats(stats.squared_norm));
+    const size_t entries = range.instance->description().table.entries().size();
+    RETURN_IF_ERROR(range.instance->SquaredNorms(norms.subspan(range.first_entry, entries)));
   }
-  return stats;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StepResult> PipelineInstance::Step(const StepCall& call) {
   StepCall of_range = call;
   if (!call.stats.has_value()) {
-    ASSIGN_OR_RETURN(of_range.stats, Stats(0));
+    ASSIGN_OR_RETURN(of_range.stats, Stats());
   }
   StepResult result;
   for (const Range& range : ranges_) {
+    if (!call.parameters.empty()) {
+      const size_t entries = range.instance->description().table.entries().size();
+      of_range.parameters = call.parameters.subspan(range.first_entry, entries);
+    }
     ASSIGN_OR_RETURN(result, range.instance->Step(of_range));
   }
   return result;

@@ -32,7 +32,7 @@ class PipelineInstance : public ModuleInstance {
   absl::Status Backward(const ModuleBackwardCall& call) override;
   void DropActivation(ActivationId activation) override;
   int64_t KeptRows() const override { return ranges_.front().instance->KeptRows(); }
-  absl::StatusOr<GradientStats> Stats(double before) override;
+  absl::Status SquaredNorms(absl::Span<double> norms) override;
   absl::StatusOr<StepResult> Step(const StepCall& call) override;
   absl::Status ClearGradients() override;
   int64_t optimizer_step() const override { return ranges_.front().instance->optimizer_step(); }

@@ -28,11 +28,17 @@ class StackCall(NamedTuple):
     unbatched: bool = False
     as_tuple: bool = False  # the class returns (y, None)
     nested: bool = False
+    sizes: Optional[List[int]] = None  # rows of each of a nested tensor of the older, strided layout
+    shape: Optional[torch.Size] = None  # of x and y, where they are rows of no sequence
 
     def give(self, y: Tensor) -> Any:
         """y [batch, length, width] as the layer's class returns it."""
         if self.nested:
             return torch.nested.nested_tensor_from_jagged(y[0], self.cu_seqlens)
+        if self.sizes is not None:
+            return torch.nested.as_nested_tensor([one[:rows] for one, rows in zip(y, self.sizes)])
+        if self.shape is not None:
+            return y.reshape(self.shape)
         y = y[0] if self.unbatched else y if self.batch_first else y.transpose(0, 1)
         return (y, None) if self.as_tuple else y
 
@@ -58,15 +64,19 @@ def adapt(layer: nn.Module, layers: Sequence[Described], arguments: Tuple[Any, .
 def _plain(x: Tensor) -> StackCall:
     if x.is_nested:
         return _nested(x)
-    if x.dim() < 2:
-        raise wrong("x", "at least 2 dimensions", tuple(x.shape))
-    return StackCall(x, unbatched=True) if x.dim() == 2 else StackCall(x)
+    if x.dim() == 0:
+        raise wrong("x", "at least 1 dimension", tuple(x.shape))
+    return StackCall(x) if x.dim() == 3 else StackCall(x.reshape(1, -1, x.shape[-1]), shape=x.shape)
 
 
 # ---- torch.nn
 
 def _nested(x: Any) -> StackCall:
-    """Sequences end to end, of torch.nested's jagged layout."""
+    """Sequences end to end, of torch.nested's jagged layout; padded ones of its strided layout, which nn.TransformerEncoder
+    makes of a padding mask where no gradients are wanted."""
+    if x.layout == torch.strided and x.dim() == 3 and not x.requires_grad:
+        sizes = [one.shape[0] for one in x.unbind()]
+        return StackCall(torch.nested.to_padded_tensor(x, 0.0), kv_lengths=sizes, sizes=sizes)
     if x.layout != torch.jagged or x.dim() != 3 or x._lengths is not None:
         raise Unimplemented("x: expected a nested tensor [batch, length, width] of layout=torch.jagged without holes",
                             field="x")

@@ -16,16 +16,20 @@ def describe(module: nn.Module, variant: Variant) -> Described:
     if any(tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16) for tensor in tensors):
         refuse(module, f"parameters have to be float32, float16 or bfloat16, got {tensors[0].dtype}")
     for name, inner in module.named_modules():
+        if "forward" in inner.__dict__:
+            refuse(module, f"{name or 'it'} has a forward of its own, put in place of its class's")
         if inner._forward_pre_hooks or inner._forward_hooks or inner._backward_hooks or inner._backward_pre_hooks:
             refuse(module, f"hooks do not run inside a remote layer, and {name or 'it'} has some")
         if hasattr(inner, "parametrizations"):
             refuse(module, f"{name or 'it'} has parametrizations")
-    make = Maker(module, variant.keeps_all)
+    make = Maker(module, variant.dropout)
     found = _describer(module)(make, module, variant)
     missing = sorted({name for name, _ in module.named_parameters()} - set(found.names))
     if missing:
-        refuse(module, f"parameters that it does not use here: {', '.join(missing)}")
-    return found
+        hint = "; adapters (LoRA) inside remote layers are not built: merge them first, or keep these layers here"
+        adapted = any("lora_" in name or "base_layer" in name for name in missing)
+        refuse(module, f"parameters that it does not use here: {', '.join(missing)}{hint if adapted else ''}")
+    return found._replace(training=frozenset(make.training))
 
 
 def _describer(module: nn.Module) -> Describer:

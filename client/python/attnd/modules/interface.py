@@ -1,4 +1,4 @@
-"""offload, optimizer and clip_grad_norm_, as attnd.torch has them."""
+"""offload, optimizer, clip_grad_norm_, fetch, assign_ and local_weights, as attnd.torch has them."""
 from __future__ import annotations
 
 from typing import Literal, Optional
@@ -10,10 +10,11 @@ from .._connection import torch_connections
 from .._operator_options import check_precision
 from .._problem import Precision
 from ..errors import brief
-from .optimizer import RemoteOptimizer, clip_grad_norm_
+from .local import assign_, fetch, local_weights
+from .optimizer import RemoteOptimizer, clip_grad_norm_, take_replaced
 from .stack import RemoteStack, StackOptions, stack_of
 
-__all__ = ["clip_grad_norm_", "offload", "optimizer"]
+__all__ = ["assign_", "clip_grad_norm_", "fetch", "local_weights", "offload", "optimizer"]
 
 
 @brief
@@ -49,5 +50,6 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
 def optimizer(inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer, for parameters here and on daemons: its groups, rates and decays hold on both sides, schedulers and a
     GradScaler work with it. torch.optim.AdamW, Adam and SGD; itself where no parameter is remote."""
+    take_replaced(inner)
     remote = any(stack_of(parameter) is not None for group in inner.param_groups for parameter in group["params"])
     return RemoteOptimizer(inner) if remote else inner

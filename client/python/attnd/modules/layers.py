@@ -5,7 +5,7 @@ Unsupported options raise TypeError here, when a module is wrapped, and name the
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Tuple, Type, cast
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, NoReturn, Optional, Set, Tuple, Type, cast
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ class Variant(NamedTuple):
     """What of a layout depends on how the stack is called."""
 
     causal: bool = False
-    keeps_all: bool = False  # without dropout, though gradients are wanted: eval()
+    dropout: str = "all"  # "none": eval(), though gradients are wanted; "own": of modules that are in train() alone
     frozen: Tuple[str, ...] = ()  # parameters that are not trained, by whole name
 
 
@@ -34,6 +34,7 @@ class Described(NamedTuple):
     causal: bool = False
     attention_scale: Tuple[float, ...] = ()
     memory_width: int = 0
+    training: FrozenSet[bool] = frozenset()  # train() or eval(), of the modules that drop
 
 
 def refuse(module: nn.Module, reason: str) -> NoReturn:
@@ -43,14 +44,16 @@ def refuse(module: nn.Module, reason: str) -> NoReturn:
 class Maker:
     """Adds ops to a block, with parameters by their names in the module."""
 
-    def __init__(self, module: nn.Module, keeps_all: bool = False) -> None:
-        self.module, self.block, self.prefix = module, Block(keeps_all), ""
+    def __init__(self, module: nn.Module, dropout: str = "all") -> None:
+        self.module, self.block, self.prefix, self.own = module, Block(dropout == "none"), "", dropout == "own"
         self.names: List[str] = []
+        self.training: Set[bool] = set()
 
     def within(self, prefix: str) -> Maker:
         """The same block; names below `prefix`."""
         inner = Maker.__new__(Maker)
         inner.module, inner.block, inner.names, inner.prefix = self.module, self.block, self.names, prefix
+        inner.own, inner.training = self.own, self.training
         return inner
 
     def parameter(self, name: str) -> int:
@@ -87,7 +90,17 @@ class Maker:
         return self.block.norm(value, "layer", weight, self.maybe(name + ".bias"), epsilon=norm.eps)
 
     def dropout(self, value: int, name: str) -> int:
-        return self.block.dropout(value, dropout_p(self.module.get_submodule(self.prefix + name)))
+        return self.drop(value, self.module.get_submodule(self.prefix + name))
+
+    def drop(self, value: int, module: nn.Module) -> int:
+        return self.block.dropout(value, self.chance(module, dropout_p(module)))
+
+    def chance(self, module: nn.Module, p: float) -> float:
+        """p of a dropout that the module's training decides."""
+        p = checked_p(module, p)
+        if p:
+            self.training.add(module.training)
+        return p if module.training or not self.own else 0.0
 
 
 def dropout_p(module: nn.Module) -> float:
@@ -134,7 +147,7 @@ def _multihead(make: Maker, name: str, value: int, variant: Variant, memory: Opt
     if attention.add_zero_attn:
         refuse(attention, "add_zero_attn=True adds a key of zeros, which no layout has")
     width, heads, dim = attention.embed_dim, attention.num_heads, attention.head_dim
-    p = checked_p(attention, attention.dropout)
+    p = make.chance(attention, attention.dropout)
     if not attention._qkv_same_embed_dim:
         refuse(attention, "kdim and vdim other than embed_dim are cross-attention, which needs a layout of your own "
                           "(attnd.modules.Layout)")
@@ -235,7 +248,7 @@ def _piece(make: Maker, piece: Any, value: int) -> int:
         epsilon = piece.eps if piece.eps is not None else torch.finfo(torch.float32).eps
         return block.norm(value, "rms", make.maybe("weight"), epsilon=epsilon)
     if isinstance(piece, nn.Dropout):
-        return block.dropout(value, dropout_p(piece))
+        return make.drop(value, piece)
     if isinstance(piece, nn.Identity):
         return value
     return block.activation(value, activation(piece, piece))

@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional, Tuple
 
 import torch
 
-from .layers import Described, Describer, Maker, Variant, activation, checked_p, refuse
+from .layers import Described, Describer, Maker, Variant, activation, refuse
 from .layout import Heads, Rotary
 
 __all__ = ["MODELS"]
@@ -22,7 +22,7 @@ def _bert(make: Maker, layer: Any, variant: Variant) -> Described:
         refuse(layer, f"position_embedding_type={attention.position_embedding_type!r}")
     block, heads, dim = make.block, attention.num_attention_heads, attention.attention_head_size
     q, k, v = [Heads(make.linear(0, f"attention.self.{name}"), heads, dim) for name in ("query", "key", "value")]
-    made = block.attention(q, k, v, causal=bool(layer.is_decoder), dropout_p=checked_p(layer, attention.dropout.p))
+    made = block.attention(q, k, v, causal=bool(layer.is_decoder), dropout_p=make.chance(attention, attention.dropout.p))
 
     def output(value: int, residual: int, name: str) -> int:
         value = make.dropout(make.linear(value, f"{name}.dense"), f"{name}.dropout")
@@ -47,7 +47,7 @@ def _gpt2(make: Maker, layer: Any, variant: Variant) -> Described:
     q, k, v = [Heads(packed, heads, dim, part * width) for part in range(3)]
     scale = dim ** -0.5 if attention.scale_attn_weights else 1.0
     by_layer = attention.scale_attn_by_inverse_layer_idx
-    made = block.attention(q, k, v, causal=True, scale=scale, dropout_p=checked_p(layer, attention.attn_dropout.p))
+    made = block.attention(q, k, v, causal=True, scale=scale, dropout_p=make.chance(attention, attention.attn_dropout.p))
     made = make.dropout(make.linear(made, "attn.c_proj", transposed=True), "attn.resid_dropout")
     attended = block.add(made, 0)
     made = make.linear(make.layer_norm(attended, "ln_2"), "mlp.c_fc", transposed=True)
@@ -96,7 +96,7 @@ def _decoder(make: Maker, layer: Any, weight_offset: float = 0.0, four_norms: bo
     window = _window(attention, causal)
     made = block.attention(q, k, v, causal=causal, scale=float(attention.scaling), window=window,
                            softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
-                           dropout_p=checked_p(layer, attention.attention_dropout), rotary=_rotary(layer), **options)
+                           dropout_p=make.chance(attention, attention.attention_dropout), rotary=_rotary(layer), **options)
     made = make.linear(made, "self_attn.o_proj")
     made = norm(made, "post_attention_layernorm") if four_norms else made
     attended = block.add(0, made)

@@ -89,6 +89,45 @@ class GroupRates(NamedTuple):
     weight_decay: float = 0.0
 
 
+class StepValues(NamedTuple):
+    """What a step of the optimizer depends on: fields of AdamW or of SGD, and rates. Others are not looked at."""
+
+    lr: float
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    beta1: float = 0.0
+    beta2: float = 0.0
+    epsilon: float = 0.0
+    coupled_decay: bool = False
+    amsgrad: bool = False
+
+    def encode(self) -> bytes:
+        return b"".join(wire.number(n, int(value)) if isinstance(value, bool) else wire.float64(n, value)
+                        for n, value in enumerate(self, 1))
+
+
+class ParameterStep(NamedTuple):
+    """Of one parameter. step: its own t, this step included; 0: neither it nor its moments change."""
+
+    values: int = 0  # index
+    step: int = 0
+    multiplier: float = 1.0
+
+    def encode(self) -> bytes:
+        return (wire.number(1, self.values) + wire.number(2, self.step)
+                + (b"" if self.multiplier == 1 else wire.some_float64(3, self.multiplier)))
+
+
+class GradientNorms(NamedTuple):
+    """Of one parameter's gradient. sum and largest are of its absolute numbers, 0 where they were not asked for."""
+
+    squared: float
+    sum: float
+    largest: float
+
+
 class StepResult(NamedTuple):
     """applied: False where it was skipped. norm: of the gradients before multiplier and clipping."""
 
@@ -241,6 +280,12 @@ class Module:
         found = self._run("attnd_module_gradient_stats", timeout=timeout).result()
         return float(found["squared_norm"]), bool(found["finite"])
 
+    def parameter_stats(self, *, all_norms: bool = False, timeout: Optional[float] = None) -> List[GradientNorms]:
+        """Of each of the layout's parameters in their order."""
+        found = self._run("attnd_module_parameter_stats", int(all_norms), timeout=timeout).result()
+        return [GradientNorms(float(one["squared_norm"]), float(one["sum"]), float(one["largest"]))
+                for one in found["parameter"]]
+
     def step(self, lr: Optional[float] = None, weight_decay: float = 0.0, *, rates: Sequence[GroupRates] = (),
              multiplier: float = 1.0, max_norm: float = 0.0, skip_unless_finite: bool = False,
              timeout: Optional[float] = None) -> StepResult:
@@ -251,8 +296,15 @@ class Module:
         count = max([0, *self.registration.groups]) + 1
         given = list(rates) if lr is None else [GroupRates(lr, weight_decay)] * count
         groups = b"".join(wire.message(4, wire.float64(1, rate.lr) + wire.float64(2, rate.weight_decay)) for rate in given)
-        return self._step(groups + wire.float64(5, 0.0 if multiplier == 1 else multiplier) + wire.float64(6, max_norm)
-                          + wire.number(7, int(skip_unless_finite)), timeout)
+        factor = b"" if multiplier == 1 else wire.some_float64(5, multiplier)
+        return self._step(groups + factor + wire.float64(6, max_norm) + wire.number(7, int(skip_unless_finite)), timeout)
+
+    def step_parameters(self, values: Sequence[StepValues], parameters: Sequence[ParameterStep], *,
+                        timeout: Optional[float] = None) -> StepResult:
+        """One step, in which each of the layout's parameters has numbers, a count and a multiplier of its own. The gradients
+        are cleared, those of parameters that stay as they are too."""
+        return self._step(b"".join(wire.message(9, one.encode()) for one in values)
+                          + b"".join(wire.message(10, one.encode()) for one in parameters), timeout)
 
     def discard(self, *, timeout: Optional[float] = None) -> StepResult:
         """Clears the gradients without a step of the optimizer."""

@@ -1,9 +1,9 @@
 """RemoteOptimizer: one torch.optim.Optimizer over parameters here and parameters on daemons.
 
-The optimizer that it is made of steps with the parameters that are here; each remote stack is sent the rates and decays of
-its groups and steps there. Both read the same param_groups, so that schedulers change both.
+The optimizer that it is made of steps with the parameters that are here. Parameters on a daemon step there, each with the
+options of its group as they stand at the step, a count of steps and moments of its own: as they would here.
 
-torch.nn.utils.clip_grad_norm_ and torch.amp.GradScaler see remote gradients by one number a stack (RemoteParameter).
+torch.nn.utils.clip_grad_norm_ and torch.amp.GradScaler see remote gradients (parameters.RemoteGradient).
 """
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..errors import brief, wrong, wrong_type
-from .module import SGD, AdamW, GroupRates
-from .stack import RemoteStack, stack_of
+from ..errors import FailedPrecondition, brief, wrong, wrong_type
+from .module import SGD, AdamW, StepValues
+from .parameters import RemoteParameter
+from .stack import RemoteStack, replaced, stack_of
 
 __all__ = ["RemoteOptimizer", "clip_grad_norm_"]
 
 _MOMENTS = {"exp_avg": "moment1", "exp_avg_sq": "moment2", "max_exp_avg_sq": "moment2_max", "momentum_buffer": "moment1"}
-_MOST_GROUPS = 63  # and one for parameters that no group names
+_MOST_GROUPS = 64
 
 
 class RemoteOptimizer(torch.optim.Optimizer):
@@ -29,27 +30,28 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.__dict__.update({name: value for name, value in inner.__dict__.items() if name != "step"})  # hooks and groups
-        self._inner = inner
-        self._remote: Dict[int, Tuple[RemoteStack, str]] = {}
-        self.stacks: List[RemoteStack] = []
-        groups: Dict[int, Dict[str, int]] = {}
-        for n, group in enumerate(inner.param_groups):
-            for parameter in group["params"]:
-                found = stack_of(parameter)
-                if found is None:
-                    continue
-                self._remote[id(parameter)] = found
-                if found[0] not in self.stacks:
-                    self.stacks.append(found[0])
-                groups.setdefault(id(found[0]), {})[found[1]] = n
-        if len(inner.param_groups) > _MOST_GROUPS:
-            raise wrong("optimizer", f"at most {_MOST_GROUPS} parameter groups", len(inner.param_groups))
-        self._layout = _layout_of(inner, [group for n, group in enumerate(inner.param_groups)
-                                          if any(n in found.values() for found in groups.values())])
-        for stack in self.stacks:
-            stack.set_optimizer(self._layout, groups[id(stack)], len(inner.param_groups), self.stacks)
+        self._inner, self._kind = inner, type(inner)
+        if self._kind not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
+            raise TypeError(f"optimizer: expected torch.optim.AdamW, Adam or SGD, got {self._kind.__name__}; with "
+                            'attnd.torch.offload(..., optimizer="local") it can be any')
+        take_replaced(inner)
+        self._claim(self.param_groups)
+        self._take_state()
         self._patch_step_function()
         self._step_supports_amp_scaling = True
+        mine: Any = inner
+        mine.state_dict, mine.load_state_dict = self.state_dict, self.load_state_dict  # its own know nothing of daemons
+
+    @property
+    def stacks(self) -> List[RemoteStack]:
+        """With parameters of it."""
+        return list({id(found[0]): found[0] for found in map(stack_of, self._listed()) if found is not None}.values())
+
+    @property
+    def spec(self) -> Union[AdamW, SGD]:
+        """What a module needs for all of its groups with remote parameters."""
+        specs = [_spec_of(self._kind, group) for group in self.param_groups if any(map(stack_of, group["params"]))]
+        return max(specs or [_spec_of(self._kind, self.defaults)], key=lambda spec: len(spec.moments))
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         loss = None
@@ -58,85 +60,147 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 loss = closure()
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         inverse = 1.0 if scale is None else 1.0 / float(scale)
-        if found is not None and bool(found.item()):
-            for stack in self.stacks:
-                stack.discard()
-        else:
-            rates = [GroupRates(float(group["lr"]), float(group.get("weight_decay", 0.0))) for group in self.param_groups]
-            factors = [stack.factor() for stack in self.stacks]  # all, before one of them steps
-            for stack, factor in zip(self.stacks, factors):
-                stack.step([*rates, GroupRates(0.0)], factor * inverse)
+        if found is None or not float(found):
+            steps = self._steps()
+            for checked in (False, True):  # all, before one of them steps
+                for stack, values in steps:
+                    stack.stage(self, values, inverse, checked)
             self._step_here(inverse)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameter in self._listed():
+            if isinstance(parameter, RemoteParameter) and parameter.owner is None:
+                parameter.grad = None
         with self._hidden():
-            self._inner.zero_grad(set_to_none)
-        for stack in self.stacks:
-            stack.discard()
+            type(self._inner).zero_grad(self._inner, set_to_none)
+        for stack, names in self._names(self.param_groups):
+            if set_to_none:
+                stack.forget(names)
+            else:
+                stack.zero(names)
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        if any(stack_of(parameter) is not None for parameter in _listed(param_group["params"])):
-            raise wrong("param_group", "parameters that are here; remote ones belong to the groups from the beginning",
-                        "remote ones")
         self._inner.add_param_group(param_group)
+        self._claim(self.param_groups[-1:])
 
     def state_dict(self) -> Dict[str, Any]:
         """As the optimizer alone would have it, with the daemons' moments."""
-        packed = self._inner.state_dict()
+        packed = type(self._inner).state_dict(self._inner)
         state = dict(packed["state"])
-        held = {id(stack): stack.state(self._layout.moments) for stack in self.stacks}
-        names = {kind: word for word, kind in _MOMENTS.items()
-                 if (word == "momentum_buffer") == isinstance(self._layout, SGD)}
+        held = {id(stack): stack.moments() for stack in self.stacks}
+        is_sgd = self._kind is torch.optim.SGD
+        names = {kind: word for word, kind in _MOMENTS.items() if (word == "momentum_buffer") == is_sgd}
         for number, parameter in enumerate(self._listed()):
-            found = self._remote.get(id(parameter))
-            if found is None:
+            found = stack_of(parameter)
+            step = 0 if found is None else found[0].steps.get(found[1], 0)
+            if found is None or not step:
                 continue
-            moments, step = held[id(found[0])]
-            entry: Dict[str, Any] = {names[kind]: tensors[found[1]] for kind, tensors in moments.items()
-                                     if found[1] in tensors}
-            if entry and step:
-                state[number] = entry if isinstance(self._layout, SGD) else {"step": torch.tensor(float(step)), **entry}
-        return {**packed, "state": state}
+            entry: Dict[str, Any] = {names[kind]: tensors[found[1]] for kind, tensors in held[id(found[0])].items()
+                                     if found[1] in tensors and kind in names}
+            state[number] = entry if is_sgd else {"step": torch.tensor(float(step)), **entry}
+        return {**packed, "state": dict(sorted(state.items()))}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Of this class, or of the optimizer alone over a model that was never offloaded."""
         listed = self._listed()
-        local = {number: value for number, value in state_dict["state"].items() if id(listed[number]) not in self._remote}
-        self._inner.load_state_dict({**state_dict, "state": local})
+        local = {number: value for number, value in state_dict["state"].items() if stack_of(listed[number]) is None}
+        type(self._inner).load_state_dict(self._inner, {**state_dict, "state": local})
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
-        for stack in self.stacks:
-            moments: Dict[str, Dict[str, Tensor]] = {}
-            steps = set()
-            for new, value in state_dict["state"].items():
-                found = self._remote.get(id(listed[new]))
-                if found is None or found[0] is not stack:
-                    continue
-                steps.add(int(value.get("step", 1)))
-                for word, tensor in value.items():
-                    if word in _MOMENTS and tensor is not None:
-                        moments.setdefault(_MOMENTS[word], {})[found[1]] = tensor
-            if len(steps) > 1:
-                raise wrong("state_dict", "one number of steps for all of a stack's parameters", sorted(steps))
-            if moments:
-                stack.discard()
-                stack.put_moments(moments, steps.pop())
+        remote = {number: value for number, value in state_dict["state"].items() if number not in local}
+        self._claim(self.param_groups)
+        self._put({id(listed[number]): value for number, value in remote.items()}, is_whole=True)
 
     def __repr__(self) -> str:
         return f"attnd.torch.optimizer of {self._inner!r}, with {len(self.stacks)} remote stacks"
 
+    def __getstate__(self) -> Dict[str, Any]:
+        raise TypeError("pickle: expected the optimizer's state_dict(), since parts of its state are on a daemon")
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
+        raise TypeError("copy.deepcopy: expected the optimizer's state_dict(), since parts of its state are on a daemon")
+
     def _listed(self) -> List[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _names(self, groups: Sequence[Dict[str, Any]]) -> List[Tuple[RemoteStack, List[str]]]:
+        made: Dict[int, Tuple[RemoteStack, List[str]]] = {}
+        for group in groups:
+            for parameter in group["params"]:
+                found = stack_of(parameter)
+                if found is not None:
+                    made.setdefault(id(found[0]), (found[0], []))[1].append(found[1])
+        return list(made.values())
+
+    def _claim(self, groups: Sequence[Dict[str, Any]]) -> None:
+        if len(self.param_groups) > _MOST_GROUPS:
+            raise wrong("optimizer", f"at most {_MOST_GROUPS} parameter groups", len(self.param_groups))
+        remote = [_values_of(self._kind, group) for group in groups if any(map(stack_of, group["params"]))]
+        if len({(values.beta1, values.beta2) for values in remote}) > 1:
+            raise TypeError("optimizer: expected the same betas in all groups with parameters on a daemon")
+        for stack, names in self._names(groups):
+            stack.claim(self, self.spec, names)
+
+    def _steps(self) -> List[Tuple[RemoteStack, Dict[str, StepValues]]]:
+        made: Dict[int, Tuple[RemoteStack, Dict[str, StepValues]]] = {}
+        for group in self.param_groups:
+            values: Optional[StepValues] = None
+            for parameter in group["params"]:
+                found = stack_of(parameter)
+                if found is None and isinstance(parameter, RemoteParameter):
+                    parameter.grad  # raises, where one is lost
+                if found is not None:
+                    values = values or _values_of(self._kind, group)
+                    made.setdefault(id(found[0]), (found[0], {}))[1][found[1]] = values
+        for stack, names in made.values():
+            joined = [name for name in names if stack.owner(name) is None]
+            if joined:  # layers that came in the place of others, groups that were written by hand
+                stack.claim(self, self.spec, joined)
+        return list(made.values())
+
+    def _take_state(self) -> None:
+        """What the optimizer had of these parameters before they were offloaded."""
+        remote = {id(parameter): self.state.pop(parameter) for parameter in self._listed()
+                  if stack_of(parameter) is not None and parameter in self.state}
+        for value in remote.values():
+            if any(isinstance(tensor, Tensor) and tensor.is_meta for tensor in value.values()):
+                raise FailedPrecondition("optimizer: expected load_state_dict of attnd.torch.optimizer(...), which knows "
+                                         "where moments belong, got a state that was loaded into the inner optimizer")
+        self._put(remote, is_whole=False)
+
+    def _put(self, state: Dict[int, Dict[str, Any]], is_whole: bool) -> None:
+        """State by parameter. is_whole: the others have none from now on."""
+        for stack, names in self._names(self.param_groups):
+            moments: Dict[str, Dict[str, Tensor]] = {}
+            steps: Dict[str, int] = {}
+            for parameter in self._listed():
+                found = stack_of(parameter)
+                if found is None or found[0] is not stack:
+                    continue
+                name, value = found[1], state.get(id(parameter))
+                if value is None:
+                    if is_whole and stack.steps.get(name):
+                        steps[name] = 0
+                        for kind in self.spec.moments:
+                            moments.setdefault(kind, {})[name] = torch.zeros(parameter.shape)
+                    continue
+                given = {word: tensor for word, tensor in value.items() if word in _MOMENTS and tensor is not None}
+                steps[name] = int(value.get("step", 1 if given else 0))
+                for word, tensor in given.items():
+                    moments.setdefault(_MOMENTS[word], {})[name] = tensor
+            if steps:
+                stack.put_moments(moments, steps)
 
     @contextlib.contextmanager
     def _hidden(self) -> Iterator[None]:
         """Nobody sees the stacks' gradients."""
-        for stack in self.stacks:
+        stacks = self.stacks
+        for stack in stacks:
             stack.hides = True
         try:
             yield
         finally:
-            for stack in self.stacks:
+            for stack in stacks:
                 stack.hides = False
 
     def _step_here(self, inverse: float) -> None:
@@ -148,34 +212,45 @@ class RemoteOptimizer(torch.optim.Optimizer):
             self._inner.step()
 
 
-def _listed(parameters: Union[Tensor, Iterable[Any]]) -> List[Any]:
-    return [parameters] if isinstance(parameters, Tensor) else list(parameters)
+def take_replaced(inner: torch.optim.Optimizer) -> None:
+    """Parameters that offload had to exchange, in an optimizer that was made before."""
+    for group in inner.param_groups:
+        for n, parameter in enumerate(group["params"]):
+            found = replaced.get(parameter)
+            now = None if found is None else found()
+            if now is not None:
+                group["params"][n] = now
+                if parameter in inner.state:
+                    inner.state[now] = inner.state.pop(parameter)
 
 
-def _layout_of(inner: torch.optim.Optimizer, groups: Sequence[Dict[str, Any]]) -> Union[AdamW, SGD]:
-    """The arithmetic of the groups with remote parameters."""
-    kind = type(inner)
-    if kind not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
-        raise TypeError(f"optimizer: expected torch.optim.AdamW, Adam or SGD, got {kind.__name__}; with "
-                        'attnd.torch.offload(..., optimizer="local") it can be any')
-    found: List[Union[AdamW, SGD]] = []
-    for group in groups:
-        if group.get("maximize"):
-            raise TypeError("optimizer: expected maximize=False for parameters on a daemon")
-        if kind is torch.optim.SGD:
-            found.append(SGD(float(group["momentum"]), float(group["dampening"]), bool(group["nesterov"])))
-        else:
-            coupled = not group.get("decoupled_weight_decay", kind is torch.optim.AdamW)
-            beta1, beta2 = [float(beta) for beta in group["betas"]]
-            found.append(AdamW(beta1, beta2, float(group["eps"]), coupled, bool(group["amsgrad"])))
-    if any(one != found[0] for one in found):
-        raise TypeError("optimizer: expected the same options but lr and weight_decay in all groups with parameters on a "
-                        f"daemon, got {sorted(set(map(str, found)))}")
-    return found[0] if found else AdamW()
+def _spec_of(kind: type, group: Dict[str, Any]) -> Union[AdamW, SGD]:
+    values = _values_of(kind, group)
+    if kind is torch.optim.SGD:
+        return SGD(values.momentum, values.dampening, values.nesterov)
+    return AdamW(values.beta1, values.beta2, values.epsilon, values.coupled_decay, values.amsgrad)
+
+
+def _values_of(kind: type, group: Dict[str, Any]) -> StepValues:
+    """A group's options as they stand."""
+    if group.get("maximize"):
+        raise TypeError("optimizer: expected maximize=False for parameters on a daemon; negate the loss")
+    if group.get("differentiable"):
+        raise TypeError("optimizer: expected differentiable=False for parameters on a daemon")
+    lr, decay = float(group["lr"]), float(group.get("weight_decay", 0.0))
+    if kind is torch.optim.SGD:
+        momentum = float(group["momentum"])
+        return StepValues(lr, decay) if momentum == 0 else StepValues(
+            lr, decay, momentum=momentum, dampening=float(group["dampening"]), nesterov=bool(group["nesterov"]))
+    coupled = not group.get("decoupled_weight_decay", kind is torch.optim.AdamW)
+    beta1, beta2 = [float(beta) for beta in group["betas"]]
+    return StepValues(lr, decay, beta1=beta1, beta2=beta2, epsilon=float(group["eps"]), coupled_decay=coupled,
+                      amsgrad=bool(group["amsgrad"]))
 
 
 @brief
-def clip_grad_norm_(model: Union[nn.Module, Tensor, Iterable[Tensor]], max_norm: float, *, scaler: Any = None,
+def clip_grad_norm_(model: Union[nn.Module, Tensor, Iterable[Tensor]], max_norm: float, norm_type: float = 2.0,
+                    error_if_nonfinite: bool = False, *, scaler: Any = None,
                     optimizer: Optional[torch.optim.Optimizer] = None) -> Tensor:
     """torch.nn.utils.clip_grad_norm_, which spans gradients here and on daemons. Gives the norm before clipping.
 
@@ -187,7 +262,8 @@ def clip_grad_norm_(model: Union[nn.Module, Tensor, Iterable[Tensor]], max_norm:
         state = scaler._per_optimizer_states[id(optimizer)]
         if getattr(state["stage"], "name", "READY") == "READY":
             scaler.unscale_(optimizer)
-    return nn.utils.clip_grad_norm_(list(model.parameters()) if isinstance(model, nn.Module) else model, max_norm)
+    parameters = list(model.parameters()) if isinstance(model, nn.Module) else model
+    return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
 
 
 def _refuse_others(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -196,8 +272,9 @@ def _refuse_others(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         return
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         found = stack_of(parameter)
-        if found is not None and not found[0].hides:
-            raise TypeError(f"optimizer: expected attnd.torch.optimizer({type(optimizer).__name__}(...)), since {found[1]} "
+        if (found is not None and not found[0].hides) or parameter in replaced:
+            name = found[1] if found is not None else "one of its parameters"
+            raise TypeError(f"optimizer: expected attnd.torch.optimizer({type(optimizer).__name__}(...)), since {name} "
                             f"and others are on a daemon, got {type(optimizer).__name__}")
 
 

@@ -1,0 +1,291 @@
+"""Stepping: what optimizers and gradients see of a remote stack. Parameters have owners, counts of steps and moments; steps
+of several optimizers are done together, since one clears all of the daemon's gradients; gradients are there, multiplied, 0
+or forgotten."""
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import FailedPrecondition, Unimplemented, wrong
+from .module import AdamW, GradientNorms, Module, ParameterStep, SGD, StepValues
+from .numbers import host, own
+from .parameters import GradientState, RemoteGradient
+from .parts import Parts
+
+__all__ = ["Stepping"]
+
+
+class Stepping:
+    """A part of RemoteStack, which has what is declared here."""
+
+    steps: Dict[str, int]  # of each parameter
+    device: torch.device  # of the last backward
+    hides: bool  # the gradients
+    _lock: threading.RLock
+    _module: Optional[Module]
+    _needs: Any
+    _parts: Parts
+    _cached: Dict[str, nn.Parameter]
+    _options: Any
+    _owners: Dict[str, Any]
+    _spec: Union[None, AdamW, SGD]
+    _parked: Dict[str, Dict[str, Tensor]]
+    _staged: Dict[str, Tuple[StepValues, float]]
+    _grads: Dict[str, GradientState]
+    _stale: Set[str]
+    _norms: Optional[Dict[str, List[GradientNorms]]]
+    _has_all_norms: bool
+
+    def _register(self, variant: Any, max_rows: int, memory_rows: int) -> None:
+        raise NotImplementedError
+
+    # ---- Optimizers.
+
+    def claim(self, optimizer: Any, spec: Union[AdamW, SGD], names: Iterable[str]) -> None:
+        """These parameters are the optimizer's from now on, with moments that begin anew."""
+        with self._lock:
+            self.flush()
+            names = list(names)
+            others = {id(owner()): owner() for name, owner in self._owners.items() if owner() is not None
+                      and owner() is not optimizer and name not in names}
+            specs = [other.spec for other in others.values()]
+            if any(type(other) is not type(spec) for other in specs):
+                raise TypeError("optimizer: expected optimizers of one kind for the parameters of one stack, got "
+                                f"{type(spec).__name__} beside {type(specs[0]).__name__}; offload its parts alone")
+            again = [name for name in names if self.steps.get(name) and self.owner(name) is not optimizer]
+            if again:
+                self._refuse_live("optimizer")
+                zeros = {name: torch.zeros(self._cached[name].shape) for name in again}
+                self._put_moments({kind: zeros for kind in (self._spec.moments if self._spec else ())})
+                for name in again:
+                    self.steps.pop(name)
+            self._owners.update({name: weakref.ref(optimizer) for name in names})
+            old, self._spec = self._spec, _union([spec, *specs])
+            if self._spec != old and self._module is not None and self._needs is not None:
+                self._refuse_live("optimizer")
+                self._register(*self._needs)
+
+    def owner(self, name: str) -> Any:
+        found = self._owners.get(name)
+        return None if found is None else found()
+
+    def stage(self, optimizer: Any, steps: Dict[str, StepValues], inverse: float, checked: bool = False) -> None:
+        """Parameters' steps. With checked=False only looks whether they can be done."""
+        with self._lock:
+            if self._staged.keys() & steps.keys():
+                self.flush()
+            made: Dict[str, Tuple[StepValues, float]] = {}
+            live = any(not state.is_zero and not state.is_lost for state in self._grads.values())
+            for name, values in steps.items():
+                state = self._grads.get(name)
+                if state is None:
+                    continue
+                if self.owner(name) is not optimizer:
+                    raise FailedPrecondition(f"step: {name} belongs to an optimizer that was made later, which steps it")
+                if state.is_lost:
+                    raise FailedPrecondition("step: the daemon has cleared these gradients with the step before: call "
+                                             "zero_grad() and backward() between two steps")
+                if state.is_zero and live and not math.isfinite(self.gradient_norm(name, 2)):
+                    raise FailedPrecondition(f"step: the gradient of {name} was set to 0 and is not finite on the daemon: "
+                                             "call zero_grad() for all parameters")
+                self._check_values(values)
+                made[name] = values, (0.0 if state.is_zero else state.factor) * inverse
+            if not checked:
+                return
+            self._staged.update(made)
+            waiting = {name for name, state in self._grads.items() if not state.is_lost and name not in self._staged
+                       and self.owner(name) not in (None, optimizer)}
+            if self._staged and not waiting:
+                self.flush()
+
+    def _check_values(self, values: StepValues) -> None:
+        given = self._module.registration.optimizer if self._module is not None else None
+        numbers = [value for value in values if not isinstance(value, bool)]
+        if isinstance(given, AdamW) and not (0 <= values.beta1 < 1 and 0 <= values.beta2 < 1 and values.epsilon > 0):
+            raise wrong("step", "betas of 0 or above and below 1, and eps above 0, for parameters on a daemon", values)
+        if not all(map(math.isfinite, numbers)) or (values.nesterov and values.dampening):
+            raise wrong("step", "finite options, and no dampening with nesterov, for parameters on a daemon", values)
+        for word, has in (("momentum", not isinstance(given, SGD) or given.momentum > 0 or values.momentum == 0),
+                          ("amsgrad", not isinstance(given, AdamW) or given.amsgrad or not values.amsgrad)):
+            if not has:
+                raise FailedPrecondition(f"step: {word} was switched on, for which the daemon has no room: make "
+                                         "attnd.torch.optimizer(...) anew with it, between a step and the next backward")
+
+    def flush(self) -> None:
+        """Does the steps that wait."""
+        with self._lock:
+            if not self._staged or self._module is None:
+                return
+            values: Dict[StepValues, int] = {}
+            entries = []
+            moved = isinstance(self._module.registration.optimizer, AdamW)
+            for name in self._parts.names:
+                if name not in self._staged:
+                    entries.append(ParameterStep())
+                    continue
+                of, multiplier = self._staged[name]
+                entries.append(ParameterStep(values.setdefault(of, len(values)), self.steps.get(name, 0) + 1, multiplier))
+            staged, self._staged = self._staged, {}  # one that fails is no later call's
+            self._module.step_parameters(list(values), entries, timeout=self._options.timeout)
+            for name, (of, _) in staged.items():
+                if moved or of.momentum:
+                    self.steps[name] = self.steps.get(name, 0) + 1
+            for state in self._grads.values():
+                state.is_lost |= not state.is_zero
+                if state.is_zero:
+                    state.zero()
+            self._stale.clear()
+            self._norms = None
+
+    def moments(self) -> Dict[str, Dict[str, Tensor]]:
+        """By kind and name, of parameters that have been stepped."""
+        with self._lock:
+            self.flush()
+            found: Dict[str, Dict[str, Tensor]] = {kind: dict(tensors) for kind, tensors in self._parked.items()}
+            given = None if self._module is None else self._module.registration.optimizer
+            names = [name for name in self._cached if self.steps.get(name) and name not in self._parked.get("moment1", {})]
+            if given is not None and names:
+                assert self._module is not None
+                got = self._parts.get(self._module, given.moments, names, timeout=self._options.timeout)
+                for kind, tensors in got.items():
+                    found.setdefault(kind, {}).update({name: torch.from_numpy(array) for name, array in tensors.items()})
+            return found
+
+    def put_moments(self, moments: Dict[str, Dict[str, Tensor]], steps: Dict[str, int]) -> None:
+        """Of these parameters; the others' stay."""
+        with self._lock:
+            self.flush()
+            self._refuse_live("load_state_dict")
+            self._put_moments(moments)
+            self.steps.update(steps)
+            for name in [name for name, step in self.steps.items() if not step]:
+                self.steps.pop(name)
+
+    def _put_moments(self, moments: Dict[str, Dict[str, Tensor]]) -> None:
+        there = self._in_module()
+        given = {kind: {name: host(tensor) for name, tensor in tensors.items() if name in there}
+                 for kind, tensors in moments.items()}
+        if self._module is not None and any(given.values()):
+            self._parts.put(self._module, {kind: tensors for kind, tensors in given.items() if tensors},
+                            timeout=self._options.timeout)
+        for kind, tensors in moments.items():
+            parked = self._parked.setdefault(kind, {})
+            parked.update({name: own(tensor) for name, tensor in tensors.items() if name not in there})
+
+    def _in_module(self) -> Set[str]:
+        """Parameters whose moments the module has."""
+        if self._module is None:
+            return set()
+        return {name for name, parameter in zip(self._parts.names, self._module.layout.parameters) if parameter.trained}
+
+    # ---- Gradients.
+
+    def _refuse_live(self, what: str, besides: Iterable[str] = ()) -> None:
+        if any(not state.is_lost and not state.is_zero for name, state in self._grads.items() if name not in besides):
+            raise FailedPrecondition(f"{what}: gradients since the last step would be lost: call step() or zero_grad()")
+        if self._module is not None and self._module.micro_batches:
+            self._module.discard(timeout=self._options.timeout)
+        self._stale.clear()
+
+    def gradient_state(self, name: str) -> Optional[GradientState]:
+        return self._grads.get(name)
+
+    def gradient_of(self, name: str) -> Optional[Tensor]:
+        """RemoteParameter.grad."""
+        state = self._grads.get(name)
+        if self.hides or state is None:
+            return None
+        mine: Any = self
+        if state.tensor is None or state.tensor.device != self.device:
+            state.tensor = RemoteGradient.of(mine, name, state, self._cached[name].shape)
+        return state.tensor
+
+    def gradient_norm(self, name: str, order: Any) -> float:
+        """Of what the daemon has."""
+        order = float(order)
+        if order not in (1.0, 2.0, math.inf):
+            raise Unimplemented(f"norm: expected order 1, 2 or inf for a gradient on a daemon, got {order}",
+                                field="norm_type")
+        with self._lock:
+            wants_all = order != 2
+            if self._norms is None or (wants_all and not self._has_all_norms):
+                assert self._module is not None
+                self._norms, self._has_all_norms = {}, wants_all
+                for at, one in zip(self._parts.names, self._module.parameter_stats(all_norms=wants_all,
+                                                                                   timeout=self._options.timeout)):
+                    self._norms.setdefault(at, []).append(one)
+            found = self._norms[name]
+            if order == 2:
+                return math.sqrt(sum(one.squared for one in found))
+            if order == 1:
+                return sum(one.sum for one in found)
+            return math.nan if any(math.isnan(one.largest) for one in found) else max(one.largest for one in found)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Gradients set to None."""
+        with self._lock:
+            self.flush()
+            for name in names:
+                state = self._grads.pop(name, None)
+                if state is not None and not state.is_lost:
+                    self._stale.add(name)
+            self.settle()
+
+    def zero(self, names: Iterable[str]) -> None:
+        with self._lock:
+            self.flush()
+            for name in names:
+                if name in self._grads:
+                    self.revive(name)
+                    self._grads[name].zero()
+            self.settle()
+
+    def revive(self, name: str) -> None:
+        self._grads[name].is_lost = False
+
+    def discard(self) -> None:
+        """Forgets all gradients."""
+        self.forget(list(self._grads))
+
+    def settle(self) -> None:
+        """Clears what the daemon has where nobody wants any of it."""
+        if any(not state.is_lost and not state.is_zero for state in self._grads.values()):
+            return
+        self._norms = None
+        self._stale.clear()
+        if self._module is not None and self._module.micro_batches:
+            self._module.discard(timeout=self._options.timeout)
+
+    def before_backward(self) -> None:
+        self.flush()
+        self.settle()
+        live = [state for state in self._grads.values() if not state.is_lost and not state.is_zero]
+        if any(state.factor != 1 for state in live):
+            raise FailedPrecondition("backward: expected a step or zero_grad since gradients were clipped or unscaled")
+        if live and (self._stale or any(state.is_zero for state in self._grads.values())):
+            raise FailedPrecondition("backward: some gradients of this stack were set to None or 0 and others not, and the "
+                                     "daemon adds to all: call zero_grad() of all, or a step, before")
+        self._norms = None
+
+    def after_backward(self, is_empty: bool) -> None:
+        """is_empty: the call had no rows, and its gradients are 0."""
+        for name in sorted(self._in_module()):
+            state = self._grads.get(name)
+            if state is None:
+                state = self._grads[name] = GradientState()
+                state.is_zero = is_empty
+            elif state.is_lost and not is_empty:
+                self._stale.add(name)  # the daemon has this backward's alone
+            elif state.is_zero and not is_empty:
+                state.factor, state.is_zero = 1.0, False
+
+
+def _union(specs: Sequence[Any]) -> Any:
+    """What has the moments that any of them needs."""
+    most: Any = max(specs, key=lambda spec: len(spec.moments))
+    return most

@@ -1,0 +1,124 @@
+"""Random programs of training, on twins: one in PyTorch, the other with its layers on a daemon.
+
+A program is a list of actions drawn by a seed. Each is tried on the remote twin first: it raises, nothing has happened, and
+the local twin skips it; or both do it. After each, outputs, the gradients' norms and the weights agree to rounding. Nothing
+is random in what is compared: dropout is on only where its modules are in eval().
+"""
+import copy
+import math
+import random
+
+import torch
+from module_actions import ACTIONS, BUILDS, Net, Twin, data
+
+import attnd
+import attnd.torch
+
+REFUSALS = (attnd.Unimplemented, attnd.FailedPrecondition, attnd.InvalidArgument, attnd.ResourceExhausted, TypeError)
+TOLERANCE = 1e-3  # lr is 1e-2
+
+# Actions of several parts, of which the last may be refused.
+HALF = {"train_step", "step", "scaled_step", "step_with_closure", "load", "load_assigned", "two_optimizers",
+        "part_and_late_group", "schedule_step"}
+
+
+def norms(net):
+    return {name: None if p.grad is None else float(p.grad.norm()) for name, p in net.named_parameters()}
+
+
+def differences(here, there, x):
+    """What is not the same, in words."""
+    found = []
+    seen = [getattr(twin, "seen", None) for twin in (here, there)]
+    if seen[0] is not None and not torch.allclose(*seen, rtol=1e-3, atol=TOLERANCE, equal_nan=True):
+        found.append("what the action saw")
+    with torch.no_grad():
+        outputs = [twin.net(x) for twin in (here, there)]
+    if not torch.allclose(*outputs, rtol=2e-3, atol=4 * TOLERANCE, equal_nan=True):
+        found.append(f"outputs, by {float((outputs[0] - outputs[1]).abs().max()):.3g}")
+    one, two = here.net.state_dict(), there.net.state_dict()
+    if list(one) != list(two):
+        found.append("names of the state")
+    for name in one:
+        if not torch.allclose(one[name], two[name], rtol=1e-3, atol=TOLERANCE, equal_nan=True):
+            found.append(f"{name}, by {float((one[name] - two[name]).abs().max()):.3g}")
+    if [p.requires_grad for p in here.net.parameters()] != [p.requires_grad for p in there.net.parameters()]:
+        found.append("requires_grad")
+    try:
+        theirs = norms(there.net)
+    except REFUSALS:
+        return found  # a step has cleared them: nobody can look
+    for name, norm in norms(here.net).items():
+        other = theirs[name]
+        if (norm is None) != (other is None):
+            found.append(f"gradient of {name}: {norm} and {other}")
+        elif norm is not None and not math.isclose(norm, other, rel_tol=2e-2, abs_tol=2e-3) and not norm != norm:
+            found.append(f"gradient of {name}: {norm:.6g} and {other:.6g}")
+    return found
+
+
+def run(seed, optimizer="server", length=None, trace=None):
+    """What differs after which action; None. trace: a list that gets (action, refusal or None)."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    here = Twin(Net(), False)
+    there = Twin(copy.deepcopy(here.net), optimizer == "server")
+    before_offload = draw.random() < 0.2
+    kind = draw.choice(list(BUILDS))
+    for twin in (here, there):
+        if before_offload:
+            twin.optimizers = [BUILDS[kind](twin.net.parameters())]
+        if twin is there:
+            twin.net.layers = attnd.torch.offload(twin.net.layers, optimizer=optimizer, max_rows=64, kept_rows=256)
+        if before_offload and twin.wraps:
+            twin.optimizers = [attnd.torch.optimizer(twin.optimizers[0])]
+        elif not before_offload:
+            twin.optimizers = [twin.make(BUILDS[kind], twin.net.parameters())]
+    names, weights = zip(*((name, weight) for name, (_, weight) in ACTIONS.items()))
+    look = data(random.Random(1), 2, 3)[0]
+    for _ in range(length or draw.randint(5, 40)):
+        name = draw.choices(names, weights)[0]
+        act = ACTIONS[name][0](draw)
+        here.seen = there.seen = None
+        refusal = None
+        try:
+            act(there)
+        except REFUSALS as error:
+            refusal = error
+        except (AttributeError, AssertionError) as error:  # PyTorch's own: .grad of None, a scaler without gradients
+            if "NoneType" not in str(error) and "No inf checks" not in str(error):
+                raise
+            refusal = error
+        if trace is not None:
+            trace.append((name, refusal))
+        if refusal is None:
+            act(here)
+        elif name in HALF:
+            return None  # one of its steps may have been done
+        else:
+            there.seen = None
+            undo(here, there)
+        try:
+            found = differences(here, there, look)
+        except REFUSALS:  # gradients wait, and the look needs the module anew
+            undo(here, there)
+            found = differences(here, there, look)
+        if found:
+            why = f" (refused: {refusal})" if refusal else ""
+            return f"seed {seed}, {optimizer}: after {name}{why}: {found[:4]}"
+    return None
+
+
+def undo(here, there):
+    """A refused action may have got half way: what is not on the daemon is made alike again, gradients are forgotten."""
+    names = [name for name, _ in here.net.named_parameters() if not name.startswith("layers")]
+    state = here.net.state_dict()
+    with torch.no_grad():
+        for name in names:
+            there.net.get_parameter(name).copy_(state[name])
+    for name, p in here.net.named_parameters():
+        q = there.net.get_parameter(name)
+        if q.requires_grad != p.requires_grad:
+            q.requires_grad_(p.requires_grad)
+    for twin in (here, there):
+        twin.net.zero_grad()

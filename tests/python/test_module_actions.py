@@ -1,0 +1,327 @@
+"""What may be done to offloaded layers, parameters, gradients and optimizers: done as PyTorch does it, or refused there."""
+import copy
+import gc
+import pickle
+import threading
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from module_actions import BUILDS, Net  # noqa: E402
+from torch import nn  # noqa: E402
+
+import attnd  # noqa: E402
+import attnd.torch  # noqa: E402
+from attnd.modules import leases  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def connected(daemon):
+    attnd.torch.connect(daemon.address, timeout=60, wait_for_ready=True)
+    torch.manual_seed(5)
+    yield
+    attnd.torch.disconnect()
+
+
+def pair(**options):
+    here = Net()
+    there = copy.deepcopy(here)
+    there.layers = attnd.torch.offload(there.layers, **options)
+    return here, there
+
+
+def loss(net, x):
+    return net(x).square().mean()
+
+
+def same(here, there, atol=1e-5):
+    for (name, one), other in zip(here.state_dict().items(), there.state_dict().values()):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=atol, msg=lambda text: f"{name}: {text}")
+
+
+X = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
+
+NUMBERS = {
+    "mul": lambda p: p * 2, "sum": lambda p: p.sum(), "numpy": lambda p: p.numpy(), "cpu": lambda p: p.detach().cpu(),
+    "equal": lambda p: torch.equal(p, p), "tolist": lambda p: p.tolist(), "clone": lambda p: p.clone(),
+    "fill_": lambda p: p.data.fill_(1), "mul_": lambda p: torch.no_grad()(p.mul_)(2), "getitem": lambda p: p[0],
+    "setitem": lambda p: p.data.__setitem__(0, 1.0), "data": lambda p: setattr(p, "data", torch.zeros(p.shape)),
+    "normal_": lambda p: nn.init.normal_(p), "copy_": lambda p: p.data.copy_(torch.zeros(p.shape)),
+    "norm": lambda p: p.norm(), "to": lambda p: p.to(torch.float64),
+    "linear": lambda p: nn.functional.linear(torch.zeros(2, 16), p),
+    "hook": lambda p: p.register_hook(print)}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_a_remote_parameter_are_refused_by_name(name):
+    _, there = pair()
+    with pytest.raises(attnd.Unimplemented, match="daemon"):
+        NUMBERS[name](there.layers[1][0].weight)
+
+
+def test_what_asks_for_no_number_is_answered():
+    here, there = pair()
+    for one, other in zip(here.parameters(), there.parameters()):
+        assert (one.shape, one.dtype, one.numel(), one.requires_grad, one.is_leaf) == (
+            other.shape, other.dtype, other.numel(), other.requires_grad, other.is_leaf)
+        assert isinstance(other, nn.Parameter) and repr(other) and other in {other}
+        assert torch.equal(torch.zeros_like(other), torch.zeros_like(one))
+    assert [name for name, _ in here.named_parameters()] == [name for name, _ in there.named_parameters()]
+    assert len(there.layers) == 3 and isinstance(there.layers[-1], nn.Sequential) and len(there.layers[:2]) == 2
+    assert [name for name, _ in here.layers[1].named_modules()] == [name for name, _ in there.layers[1].named_modules()]
+
+
+def test_between_layers_there_are_a_shape_and_a_type_and_nothing_else():
+    here, there = pair()
+    for net in (here, there):
+        first = net.layers[0](net.inp(X))
+        assert (first.shape, first.dtype, first.device.type, first.dim(), first.size(-1), first.requires_grad) == (
+            (3, 5, 16), torch.float32, "cpu", 3, 16, True)
+    for look in (lambda h: h * 2, lambda h: h + h, lambda h: h[0], lambda h: h.detach(), torch.tanh, len, bool, float,
+                 lambda h: there.head(h), lambda h: h.mean(), lambda h: X[..., :1] * h, lambda h: there.layers[2](h)):
+        with pytest.raises(attnd.Unimplemented, match="offload"):
+            look(there.layers[0](there.inp(X)))
+    with pytest.raises(attnd.Unimplemented, match="used before"):
+        first = there.layers[0](there.inp(X))
+        there.layers[1](first), there.layers[1](first)
+
+
+def test_weights_are_fetched_assigned_and_lent():
+    here, there = pair()
+    for called in (False, True):
+        if called:
+            there(X)
+        for net in (here, there):
+            p = net.get_parameter("layers.1.0.weight")
+            attnd.torch.assign_(p, attnd.torch.fetch(p) * 0.5)
+            with attnd.torch.local_weights(net), torch.no_grad():
+                net.get_parameter("layers.0.0.bias").add_(0.25)
+        same(here, there, 0)
+        torch.testing.assert_close(there(X), here(X), rtol=1e-5, atol=1e-5)
+    with pytest.raises(attnd.InvalidArgument, match="shape"):
+        attnd.torch.assign_(there.get_parameter("layers.1.0.weight"), torch.zeros(3))
+    with attnd.torch.local_weights(there):
+        with pytest.raises(attnd.FailedPrecondition, match="no call"):
+            there(X)
+
+
+def test_averaged_models_follow_under_lent_weights():
+    here, there = pair()
+    averages = [torch.optim.swa_utils.AveragedModel(net) for net in (here, there)]
+    optimizers = [BUILDS["sgd"](here.parameters()), attnd.torch.optimizer(BUILDS["sgd"](there.parameters()))]
+    for _ in range(3):
+        for net, average, optimizer in zip((here, there), averages, optimizers):
+            optimizer.zero_grad()
+            loss(net, X).backward()
+            optimizer.step()
+            with attnd.torch.local_weights(net, average):
+                average.update_parameters(net)
+    torch.testing.assert_close(averages[1](X), averages[0](X), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_an_optimizer_made_and_used_before_offload_goes_on(alive):
+    """alive: weak references hold the parameters, so that they become other objects."""
+    here = Net()
+    there = copy.deepcopy(here)
+    optimizers = [torch.optim.AdamW(net.parameters(), lr=1e-2) for net in (here, there)]
+    kept = []
+    for net, optimizer in zip((here, there), optimizers):
+        found = loss(net, X)
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept += [weakref.ref(p) for p in net.parameters()] if alive else []
+    there.layers = attnd.torch.offload(there.layers)
+    with pytest.raises(TypeError, match=r"attnd.torch.optimizer\(AdamW"):
+        optimizers[1].step()
+    optimizers[1] = attnd.torch.optimizer(optimizers[1])
+    for _ in range(3):
+        for net, optimizer in zip((here, there), optimizers):
+            optimizer.zero_grad()
+            loss(net, X).backward()
+            optimizer.step()
+    same(here, there)
+    states = [optimizer.state_dict()["state"] for optimizer in optimizers]
+    assert states[0].keys() == states[1].keys() and {int(one["step"]) for one in states[1].values()} == {4}
+
+
+def test_a_weight_shared_with_a_layer_outside_is_refused_where_that_is_used():
+    net = Net()
+    outside = nn.Linear(16, 24)
+    outside.weight = net.layers[0][0].weight
+    held = weakref.ref(outside.weight)  # so that the parameter cannot be changed in place
+    with pytest.raises(TypeError, match="outside of these layers"):
+        attnd.torch.offload(net.layers)
+    del held
+    net = Net()
+    outside.weight = net.layers[0][0].weight
+    net.layers = attnd.torch.offload(net.layers)
+    with pytest.raises(attnd.Unimplemented, match="linear"):
+        outside(torch.randn(2, 16))
+
+
+def test_hooks_are_refused_where_they_are_registered():
+    _, there = pair()
+    for module in (there.layers[0], there.layers[0][0], dict(there.named_modules())["layers.1.3"]):
+        for register in (module.register_forward_hook, module.register_forward_pre_hook, module.register_full_backward_hook):
+            with pytest.raises(attnd.Unimplemented, match="hook"):
+                register(print)
+
+
+def test_a_piece_that_is_no_longer_known_is_refused_at_the_next_call():
+    class Adapter(nn.Module):
+        def __init__(self, base):
+            super().__init__()
+            self.base_layer, self.lora_a = base, nn.Linear(16, 24)
+
+        def forward(self, x):
+            return self.base_layer(x) + self.lora_a(x)
+    _, there = pair()
+    there(X)
+    there.layers[1][0] = Adapter(there.layers[1][0])
+    with pytest.raises(TypeError, match="Adapter"):
+        there(X)
+
+
+def test_copies_train_alone_and_pickling_names_state_dict():
+    here, there = pair()
+    there(X)
+    made = copy.deepcopy(there)
+    optimizer = attnd.torch.optimizer(BUILDS["plain"](made.parameters()))
+    loss(made, X).backward()
+    optimizer.step()
+    same(here, there, 0)
+    assert not torch.equal(made.get_parameter("head.weight"), there.get_parameter("head.weight"))
+    layer = copy.deepcopy(there.layers[1])
+    assert torch.equal(layer[0].weight, here.layers[1][0].weight) and "hook" not in str(layer.state_dict())
+    for thing in (there, there.layers[0], optimizer, next(there.layers.parameters())):
+        with pytest.raises(TypeError, match="state_dict"):
+            pickle.dumps(thing)
+
+
+def test_first_calls_from_threads_compute_what_one_does():
+    here, there = pair()
+    found = []
+
+    def call():
+        try:
+            with torch.no_grad():
+                found.append(there(X))
+        except Exception as error:
+            found.append(error)
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for y in found:
+        torch.testing.assert_close(y, here(X), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(8,), (4, 8), (2, 3, 4, 8), (0, 8), (2, 0, 8)])
+def test_inputs_have_any_number_of_dimensions(shape):
+    here, there = pair()
+    grads = []
+    for net in (here, there):
+        x = torch.ones(shape, requires_grad=True)
+        y = net(x)
+        y.sum().backward()
+        grads.append((y, x.grad))
+    for one, other in zip(*grads):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+    optimizers = [BUILDS["adamw"](here.parameters()), None]
+    there.zero_grad()
+    optimizers[1] = attnd.torch.optimizer(BUILDS["adamw"](there.parameters()))
+    for net, optimizer in zip((here, there), optimizers):
+        optimizer.zero_grad()
+        net(torch.ones(shape)).sum().backward()
+        optimizer.step()
+    same(here, there)
+
+
+def test_compiled_models_break_at_the_stack():
+    here, there = pair()
+    compiled = torch.compile(there, backend="eager")
+    y = compiled(X)
+    torch.testing.assert_close(y, here(X), rtol=1e-5, atol=1e-5)
+    y.sum().backward()
+    assert there.layers[0][0].weight.grad is not None
+
+
+def test_gradients_are_fetched_as_they_were_scaled():
+    here, there = pair()
+    for net in (here, there):
+        loss(net, X).backward()
+        for p in net.parameters():
+            p.grad.mul_(0.25)
+    for one, other in zip(here.parameters(), there.parameters()):
+        torch.testing.assert_close(attnd.torch.fetch(other.grad), one.grad, rtol=1e-3, atol=1e-6)
+    first = there.layers[0][0].weight
+    for change in (lambda g: g.add_(1), lambda g: g.clamp_(-1, 1), lambda g: g[0].zero_(), lambda g: g + g,
+                   lambda g: g.mul_(torch.ones(24, 16)), lambda g: g.numpy(), torch.isfinite, lambda g: g.copy_(g)):
+        with pytest.raises(attnd.Unimplemented, match="0.0.weight is on a daemon"):
+            change(first.grad)
+    held = first.grad
+    there.zero_grad()
+    with pytest.raises(attnd.FailedPrecondition, match="forgotten"):
+        held.norm()
+
+
+def test_a_step_that_cannot_be_done_says_so():
+    _, there = pair()
+    optimizer = attnd.torch.optimizer(torch.optim.SGD(there.parameters(), lr=0.1))
+    loss(there, X).backward()
+    optimizer.step()
+    with pytest.raises(attnd.FailedPrecondition, match="zero_grad"):
+        optimizer.step()
+    optimizer.zero_grad()
+    optimizer.step()  # without gradients: nothing, as in PyTorch
+    loss(there, X).backward()
+    optimizer.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(attnd.FailedPrecondition, match="momentum was switched on"):
+        optimizer.step()
+    with pytest.raises(TypeError, match="one kind"):
+        attnd.torch.optimizer(torch.optim.AdamW(there.layers[0].parameters()))
+
+
+def test_multiplier_0_of_a_module_is_0(daemon):
+    layout = attnd.modules.Layout(8)
+    block = layout.block()
+    block.linear(0, block.parameter("w", 8, 8))
+    layout.layer(block, "0.")
+    module = attnd.modules.register(layout, daemon.address, name="zero", optimizer=attnd.modules.SGD(), max_rows=8)
+    module.put({"0.w": X[0, :1].repeat(8, 1).numpy()})
+    before = module.get()["0.w"]
+    y, kept = module.forward(X[0].numpy(), keep=True)
+    module.backward(y, kept)
+    module.step(1.0, multiplier=0.0)
+    assert (module.get()["0.w"] == before).all()
+    module.release()
+
+
+def test_leases_are_short_and_renewed_while_the_stack_lives():
+    _, there = pair()
+    there(X)
+    module = there.layers.module
+    assert module.registration.ttl == 120 and leases._modules[there.layers]() is module
+    until = int(module.status()["expires_unix_ms"])
+    threading.Event().wait(0.05)
+    assert int(module.status()["expires_unix_ms"]) > until  # what the thread asks for is a renewal
+    stack = weakref.ref(there.layers)
+    del there
+    gc.collect()
+    assert stack() is None
+
+
+def test_looking_at_layers_costs_little():
+    layers = nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 24) for _ in range(12)])
+    stack = attnd.torch.offload(layers)
+    import time
+    took = []
+    for _ in range(200):
+        began = time.perf_counter()
+        assert not stack._refresh()
+        took.append(time.perf_counter() - began)
+    assert sorted(took)[20] < 2e-4  # 30 µs on a machine that does nothing else
