@@ -12,7 +12,7 @@ import xml.etree.ElementTree
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FOLDERS = ("base", "net", "attention", "modules", "kernels", "proto", "server", "client", "tools", "tests", "deploy",
+FOLDERS = ("base", "net", "attention", "modules", "kernels", "proto", "server", "client", "examples", "tools", "tests", "deploy",
            "third_party")
 
 
