@@ -12,8 +12,8 @@ import xml.etree.ElementTree
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FOLDERS = ("base", "net", "attention", "modules", "kernels", "proto", "server", "client", "examples", "tools", "tests", "deploy",
-           "third_party")
+FOLDERS = ("base", "net", "attention", "modules", "kernels", "proto", "server", "client", "examples", "tools", "tests",
+           "deploy", "third_party")
 
 
 def load_documents():

@@ -26,7 +26,8 @@ def environment(daemon):
 
 
 def run(daemon, *words):
-    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment(daemon), timeout=300)
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment(daemon),
+                          timeout=300)
     assert done.returncode == 0, (words, done.stdout, done.stderr)
     return done.stdout
 
