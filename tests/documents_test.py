@@ -309,6 +309,22 @@ def wrong_lengths(page):
                 yield f"{cells[0]}, {cells[2]}, {name}: {length:.0f}, documented {row[name]}"
 
 
+def wrong_gains(page):
+    """README's table of gains against attnctl estimate; figures are rounded to two digits."""
+    header, = table(page, "worker's CPU")
+    lengths = [re.search(r"N = ([\d,]+)", name) for name in header]
+    for cells in table(page, r"\d+$"):
+        rates = ["--link-gbit", cells[1], "--local-tflops", str(int(cells[0]) * 0.087), "--remote-tflops", "70.1"]
+        for length, documented in zip(lengths, cells):
+            if length:
+                gain = estimate("--shape", f"8,16,{length.group(1).replace(',', '')},64", *rates)["gain"]
+                if abs(float(documented) / gain - 1) > 0.03:
+                    yield f"{cells[0]} cores, {length.group(0)}: {gain:.2g}, documented {documented}"
+        true = estimate("--shape", "8,16,512,64", *rates)["pays_off_from_length"]
+        if abs(float(cells[-1]) / true - 1) > 0.01:
+            yield f"{cells[0]} cores, from: {true:.0f}, documented {cells[-1]}"
+
+
 def wrong_factors(page):
     base = estimate("--shape", "8,16,4096,64", "--link-gbit", "10", "--local-tflops", "1.39")["pays_off_from_length"]
     for name, flags in (("no leases", ["--no-leases"]), ("causal masks", ["--causal"]),
@@ -336,6 +352,13 @@ def wrong_work(page):
         for figure, true in zip([cells[2], *cells[3].split(" / ")], [moved / 1e6, *seconds]):
             if abs(float(figure) - true) > max(0.01 * true, 0.005):
                 yield f"{cells[0]}: {true:.3g}, documented {figure}"
+
+
+def test_gains_in_readme_are_what_attnctl_estimates():
+    page = read("README.md")
+    assert not list(wrong_gains(page))
+    for planted in (("| 6.8 |", "| 7.3 |"), ("| 1057 |", "| 1100 |")):
+        assert len(list(wrong_gains(page.replace(*planted)))) == 1, planted
 
 
 @pytest.mark.parametrize("check, planted", [
