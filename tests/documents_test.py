@@ -361,8 +361,20 @@ def test_gains_in_readme_are_what_attnctl_estimates():
         assert len(list(wrong_gains(page.replace(*planted)))) == 1, planted
 
 
+def wrong_layers(page):
+    """BERT-base's layers there and here: 12 layers of 12·768² weights, and attention."""
+    work = 6 * 12 * 12 * 768 ** 2 * 16384 + 14 * 512 * 16384 * 768 * 12
+    rows = page[page.index("| worker | 1 Gbit/s |"):]
+    for cells in table(rows, r"\d+ cores"):
+        for gbit, documented in zip((1, 10), cells[1:3]):
+            there = 4 * 16384 * 768 * 2 * 8 / (0.92e9 * gbit) + work / 70e12
+            gain = work / (int(cells[0].split()[0]) * 0.087e12) / there
+            if abs(float(documented) / gain - 1) > 0.03:
+                yield f"{cells[0]}, {gbit} Gbit/s: {gain:.3g}, documented {documented}"
+
+
 @pytest.mark.parametrize("check, planted", [
-    (wrong_lengths, ("| 1057 |", "| 1100 |")), (wrong_lengths, ("| 37 |", "| 40 |")),
+    (wrong_layers, ("| 6.7 |", "| 7.1 |")), (wrong_lengths, ("| 1057 |", "| 1100 |")), (wrong_lengths, ("| 37 |", "| 40 |")),
     (wrong_factors, ("| 1.34 |", "| 1.30 |")),
     (wrong_work, ("| 201 |", "| 210 |")), (wrong_work, ("| 101 | 0.88", "| 101 | 0.80"))],
     ids=lambda one: one.__name__ if callable(one) else one[0].strip("| "))
