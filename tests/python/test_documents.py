@@ -16,7 +16,8 @@ from conftest import ROOT
 PAGES = {  # what the Python of each needs
     "README.md": ["torch"], "docs/start.md": ["torch"], "docs/numpy.md": [], "docs/pytorch.md": ["torch"],
     "docs/jax.md": ["jax"], "docs/transformers.md": ["torch", "transformers", "accelerate"], "docs/operate.md": [],
-    "docs/WHEN.md": [], "docs/MASKS.md": []}
+    "docs/WHEN.md": [], "docs/MASKS.md": [],
+    "docs/SPARSE_TRAINING.md": ["torch"]}
 KINDS = ("python", "sh", "text", "mermaid")
 ADDRESS = "127.0.0.1:7070"  # of the documents
 TRIED_ELSEWHERE = {  # the program of a line → what runs it
