@@ -42,6 +42,7 @@ cp -r deploy/systemd deploy/haproxy deploy/prometheus deploy/grafana "$output/"
 mkdir -p "$output/docs"
 install -m 644 docs/*.md "$output/docs/"
 install -Dm 644 -t "$output/docs/pictures" docs/pictures/*
+install -Dm 644 -t "$output/docs/figures" docs/figures/*
 install -Dm 644 -t "$output/examples" examples/*.py examples/*.ipynb examples/attention.c*
 deploy/share.sh "$output/share"
 client=$(deploy/client.sh "$output/client")

@@ -15,6 +15,7 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools", "documents"))
+import figures  # noqa: E402
 import reference  # noqa: E402
 
 from reference import ATTNCTL, ATTND  # noqa: E402
@@ -268,6 +269,16 @@ def test_options_of_the_client_are_documented_with_their_defaults():
                ("Seconds(30)", "Seconds(31)", "timeout"), ("bool wait_for_ready", "bool waits", "wait_for_ready"))
     for old, new, found in planted:
         assert any(line.startswith(found + ":") for line in compare_options(header.replace(old, new, 1), page)), found
+
+
+# ---- Figures.
+
+def test_pages_of_figures_are_made_from_the_results():
+    made = figures.pages()
+    assert {name + ".md" for name in made} == set(os.listdir(os.path.join(ROOT, "docs", "figures")))
+    for name, text in made.items():
+        assert text == read("docs", "figures", name + ".md"), "run ./dev docs"
+        assert f"(figures/{name}.md)" in read("docs", "PERFORMANCE.md")
 
 
 # ---- When it pays off.
