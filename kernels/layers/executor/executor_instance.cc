@@ -244,6 +244,7 @@ absl::StatusOr<ActivationId> ExecutorInstance::Forward(const ModuleForwardCall& 
                           call.y.data(), numbers);
   }
   if (!status.ok()) {
+    device_->Finish().IgnoreError();  // the device may still read x
     DropActivation(id);
     return status;
   }
@@ -311,6 +312,12 @@ absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bo
 }
 
 absl::Status ExecutorInstance::Backward(const ModuleBackwardCall& call) {
+  const absl::Status status = BackwardLayers(call);
+  if (!status.ok()) device_->Finish().IgnoreError();  // the device may still read dy
+  return status;
+}
+
+absl::Status ExecutorInstance::BackwardLayers(const ModuleBackwardCall& call) {
   const auto found = kept_.find(call.activation);
   if (found == kept_.end()) return absl::NotFoundError("activation: dropped, or never kept");
   Kept& kept = *found->second;
