@@ -9,7 +9,7 @@ import re
 import pytest
 import yaml
 
-from kubernetes_test import check_arguments, check_probes, check_state, on_gpus
+from kubernetes_test import boards, check_arguments, check_probes, check_state, on_gpus
 from manifests import (CHART, HERE, KUBERNETES, ROOT, by_kind, helm_documents, helm_findings, helm_module, helm_notes,
                        kustomize, pod_spec, violations)
 
@@ -26,11 +26,12 @@ SETS = {
     "mtls": {"tls": {"secretName": "attnd-tls", "certificate": {"create": True, "issuerRef": {"name": "ca"}}},
              "tokens": {"secretName": "attnd-tokens"}, "test": {"tokenSecretName": "attnd-test-token"}},
     "fleet": {"image": {"repository": "registry.example/attnd", "digest": DIGEST},
-              "imagePullSecrets": [{"name": "registry"}], "monitoring": EVERYTHING_WATCHED, "grpcRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}],
-                                                              "hostnames": ["attnd.example"]},
+              "imagePullSecrets": [{"name": "registry"}], "monitoring": EVERYTHING_WATCHED,
+              "grpcRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}], "hostnames": ["attnd.example"]},
               "pools": [{"name": "v100", **GPU, "replicas": 4, "runtimeClassName": "nvidia", "priorityClassName": "lent",
                          "state": {"kind": "memory", "size": "2Gi"}},
-                        {"name": "cpu", "autoscaling": {"kind": "hpa", "maxReplicas": 16}, "extraArgs": ["--log_format=json"]}]},
+                        {"name": "cpu", "autoscaling": {"kind": "hpa", "maxReplicas": 16},
+                         "extraArgs": ["--log_format=json"]}]},
     "scaled": {"state": {"kind": "disk"},
                "autoscaling": {"kind": "keda", "minReplicas": 0, "query": "sum(envoy_cluster_upstream_rq_active)"},
                "extraVolumes": [{"name": "scratch", "emptyDir": {}}], "podAnnotations": {"a.example/b": "c"},
@@ -203,8 +204,11 @@ def test_monitors_carry_the_labels_that_an_operator_selects():
     (rules,), (board,) = of_kind(documents, "PrometheusRule"), of_kind(documents, "ConfigMap")
     with open(os.path.join(HERE, "prometheus", "alerts.yml")) as file:
         assert rules["spec"] == yaml.safe_load(file)
-    with open(os.path.join(HERE, "grafana", "attnd.json")) as file:
-        assert board["data"] == {"attnd.json": file.read()}
+    assert board["data"] == boards()
+    (rules,) = of_kind(helm_documents({"monitoring": {"rules": {"enabled": True, "runbooks": "https://wiki.example/attnd"}}}),
+                       "PrometheusRule")
+    (group,) = rules["spec"]["groups"]
+    assert {r["annotations"]["runbook_url"] for r in group["rules"] if "alert" in r} >= {"https://wiki.example/attnd/AttndDown.md"}
 
 
 def test_the_query_of_a_pool_is_of_its_pods_alone():

@@ -1,5 +1,6 @@
 """The deployment files, checked without a cluster (pytest): what they promise, that what they name exists, and that
 the alerts fire. Metric names are those of docs/METRICS.md."""
+import glob
 import json
 import os
 import re
@@ -115,86 +116,162 @@ def test_alerts_name_metrics_that_exist():
         assert not list(unknown_metrics(rule["expr"], known)), rule
 
 
+# ---- Runbooks.
+
+RUNBOOKS = os.path.join(ROOT, "docs", "runbooks")
+HEADINGS = ["Symptom", "What it means", "Look", "Do", "Over when"]
+TOOLS = {"curl", "attnctl", "promtool", "journalctl", "systemctl", "kubectl", "helm", "dmesg", "nvidia-smi", "openssl", "df",
+         "iostat", "smartctl", "ss"}
+
+
+def runbook_errors(name, text, known):
+    if not text.startswith(f"# {name}\n"):
+        yield "the title is the alert's name"
+    if re.findall(r"^## (.*)$", text, re.M) != HEADINGS:
+        yield f"its headings are {HEADINGS}"
+    if not all(part.strip() for part in re.split(r"^## .*$", text, flags=re.M)[1:]):
+        yield "a heading without text"
+    commands = re.findall(r"^    (.*)$", text, re.M)
+    if len(commands) != 3 or not {c.split()[0] for c in commands} <= TOOLS:
+        yield f"three commands by {TOOLS}"
+    prefixes = {re.sub(r"_(bucket|sum|count)?$", "", name) for name in re.findall(r"\battnd_[a-z0-9_]+", text)}
+    for prefix in sorted(prefixes):
+        if not any(metric.startswith(prefix) for metric in known):
+            yield f"no metric {prefix}"
+
+
+def test_each_alert_has_a_runbook_and_a_board():
+    known, names = documented_metrics(), set()
+    for rule in filter(lambda r: "alert" in r, alert_rules()):
+        name, notes = rule["alert"], rule["annotations"]
+        names.add(f"{name}.md")
+        assert notes["runbook_url"] == f"docs/runbooks/{name}.md" and notes["dashboard_url"] in [f"/d/{b}" for b in BOARDS]
+        assert not list(runbook_errors(name, read("docs", "runbooks", f"{name}.md"), known)), name
+    assert set(os.listdir(RUNBOOKS)) == names
+    text = read("docs", "runbooks", "AttndDown.md")
+    for old, new in (("# AttndDown", "# Down"), ("## Do\n", "## Does\n"), ("    systemctl status attnd\n", ""),
+                     ("`up` is 1.", "`attnd_upp` is 1."), ("    systemctl", "    reboot")):
+        assert list(runbook_errors("AttndDown", text.replace(old, new, 1), known)), old
+
+
+def test_the_table_of_alerts_has_each_with_its_severity():
+    rows = dict(re.findall(r"^\| \[(\w+)\]\(runbooks/\1\.md\) \| (\w+) \|", read("docs", "DEPLOY.md"), re.M))
+    assert rows == {r["alert"]: r["labels"]["severity"] for r in alert_rules() if "alert" in r}
+
+
+def test_runbooks_name_attnctls_commands():
+    done = subprocess.run([os.path.join(ROOT, "bazel-bin", "client", "attnctl"), "--help"], capture_output=True, text=True)
+    commands = set(re.findall(r"^  (\w+) {2,}", done.stdout[done.stdout.index("Subcommands:"):], re.M))
+    for name in os.listdir(RUNBOOKS):
+        for line in re.findall(r"^    attnctl (.*)$", read("docs", "runbooks", name), re.M):
+            words = [word for word in re.sub(r"--\S+ \S*[:\d]\S*", "", line).split() if not word.startswith("-")]
+            assert words[0] in commands, (name, line)
+
+
 # ---- Grafana.
 
-def dashboard():
-    return json.loads(read("deploy", "grafana", "attnd.json"))
+BOARDS = sorted(os.path.splitext(os.path.basename(path))[0] for path in glob.glob(os.path.join(HERE, "grafana", "*.json")))
 
 
-def panels():
-    return [p for p in dashboard()["panels"] if p["type"] != "row"]
+def dashboard(name):
+    return json.loads(read("deploy", "grafana", f"{name}.json"))
 
 
-def expressions():
-    return [t["expr"] for p in panels() for t in p["targets"]]
+def panels(name):
+    return [p for p in dashboard(name)["panels"] if p["type"] != "row"]
 
 
-def test_dashboard_names_metrics_that_exist():
-    known = documented_metrics()
-    assert expressions()
+def expressions(names=BOARDS):
+    return [t["expr"] for name in names for p in panels(name) for t in p["targets"]]
+
+
+def of_the_fleet(name):
+    return name == "attnd-fleet"
+
+
+def test_dashboards_name_metrics_that_exist():
+    known = {**documented_metrics(), **{r["record"]: "gauge" for r in alert_rules() if "record" in r}}
+    assert BOARDS == ["attnd", "attnd-callers", "attnd-fleet", "attnd-modules"]
     for expression in expressions():
         assert not list(unknown_metrics(expression, known)), expression
+        for recorded in re.findall(r"\battnd:[\w:]+", expression):
+            assert recorded in known, expression
 
 
-def test_dashboard_shows_each_kind_of_trouble():
-    """Every metric that an alert rests on is on the dashboard too."""
+def test_dashboards_show_each_kind_of_trouble():
+    """Every metric that an alert rests on is on a dashboard too."""
     shown = " ".join(expressions())
     for rule in alert_rules():
-        for name in re.findall(r"\battnd_\w+_(?:total|seconds)\b", rule["expr"]):
+        for name in re.findall(r"\battnd_\w+_(?:total|seconds|steps)\b", rule["expr"]):
             assert name in shown, (rule, name)
 
 
-def test_each_panel_is_labelled_and_selects_job_and_instance():
-    ids = [p["id"] for p in dashboard()["panels"]]
+def test_each_dashboard_leads_to_the_others():
+    for name in BOARDS:
+        assert {link["url"] for link in dashboard(name)["links"]} == {f"/d/{other}" for other in BOARDS}
+        assert dashboard(name)["uid"] == name and all(link["includeVars"] for link in dashboard(name)["links"])
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_each_panel_is_labelled_and_selects_job_and_instance(name):
+    ids = [p["id"] for p in dashboard(name)["panels"]]
     assert len(ids) == len(set(ids))
-    for panel in panels():
+    wanted = 'job=~"$job"' if of_the_fleet(name) else 'job=~"$job",instance=~"$instance"'
+    for panel in panels(name):
         assert panel["title"] and panel["description"] and panel["fieldConfig"]["defaults"]["unit"], panel["title"]
         assert panel["datasource"]["uid"] == "${datasource}"
         for target in panel["targets"]:
             selectors = re.findall(r"\{([^}]*)\}", target["expr"])
-            assert selectors and all('job=~"$job",instance=~"$instance"' in s for s in selectors), target["expr"]
+            assert selectors and all(wanted in s for s in selectors), target["expr"]
             assert not re.search(r"\[\d+[smh]\]", target["expr"]), target["expr"]
             for counter in re.findall(r"(\S{0,6})\battnd_\w+_total\b", target["expr"]):
                 assert counter.endswith("rate("), target["expr"]
-    assert not dashboard()["editable"]
+    assert not dashboard(name)["editable"]
 
 
 def test_panels_of_a_device_follow_the_variable():
-    """Whatever has the label device is selected by it."""
+    """Whatever has the label device is selected by it, but on the board of the whole fleet."""
     rows = re.findall(r"^\| `(\w+)` \| \w+ \| ([^|]*) \|", read("docs", "METRICS.md"), re.M)
     of_devices = {name for name, labels in rows if "device" in labels.replace(" ", "").split(",")}
     found = set()
-    for expression in expressions():
+    for expression in expressions([name for name in BOARDS if not of_the_fleet(name)]):
         for name, selector in re.findall(r"\b(attnd_\w+)\{([^}]*)\}", expression):
             base = re.sub(r"_(bucket|sum|count)$", "", name)
             belongs = bool({name, base} & of_devices)
             found |= {base} if belongs else set()
             assert belongs == ('device=~"$device"' in selector), expression
     assert len(found) > 10
-    assert [v["name"] for v in dashboard()["templating"]["list"]] == ["datasource", "job", "instance", "device"]
+    for name in BOARDS:
+        variables = [v["name"] for v in dashboard(name)["templating"]["list"]]
+        used = set(re.findall(r"\$(job|instance|device)\b", " ".join(expressions([name]))))
+        assert variables[0] == "datasource" and set(variables[1:]) == used, name
 
 
 def test_thresholds_and_annotations_tell_good_from_bad():
-    steps = {p["title"]: p["fieldConfig"]["defaults"]["thresholds"]["steps"] for p in panels()
+    steps = {p["title"]: p["fieldConfig"]["defaults"]["thresholds"]["steps"] for name in BOARDS for p in panels(name)
              if "thresholds" in p["fieldConfig"]["defaults"]}
-    assert {"Failed share", "Waiting work", "Ready", "Certificates: time left"} <= set(steps)
+    assert {"Failed share", "Waiting work", "Ready", "Certificates: time left", "Burn rate",
+            "Failed share of module calls"} <= set(steps)
     for title, colours in steps.items():
         values = [step["value"] for step in colours]
         assert values[0] is None and values[1:] == sorted(values[1:]), title
-    notes = {note["name"]: note["expr"] for note in dashboard()["annotations"]["list"]}
-    assert set(notes) == {"Alerts", "Starts", "Drains"}
     known = documented_metrics()
-    assert not [name for expression in notes.values() for name in unknown_metrics(expression, known)]
+    for name in BOARDS:
+        notes = {note["name"]: note["expr"] for note in dashboard(name)["annotations"]["list"]}
+        assert set(notes) == {"Alerts", "Starts", "Drains"}
+        assert not [one for expression in notes.values() for one in unknown_metrics(expression, known)]
+        assert of_the_fleet(name) != ("$instance" in " ".join(notes.values()))
 
 
 def test_panels_do_not_overlap():
-    cells = set()
-    for panel in dashboard()["panels"]:
-        at = panel["gridPos"]
-        covered = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not covered & cells, panel["title"]
-        assert at["x"] + at["w"] <= 24
-        cells |= covered
+    for name in BOARDS:
+        cells = set()
+        for panel in dashboard(name)["panels"]:
+            at = panel["gridPos"]
+            covered = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+            assert not covered & cells, panel["title"]
+            assert at["x"] + at["w"] <= 24
+            cells |= covered
 
 
 def test_each_expression_parses(tmp_path):
@@ -298,7 +375,8 @@ class ServiceManager:
                        "WATCHDOG_USEC": f"{watchdog_seconds * 1e6:.0f}"}
         self.process = subprocess.Popen(
             [os.path.join(ROOT, "bazel-bin", "server", "attnd"), "--listen", "127.0.0.1:0", "--metrics_listen",
-             "127.0.0.1:0", "--metrics_port_file", str(ports), "--backend", "cpu", "--memory_limit_mib", "64", "--drain_delay", "0"],
+             "127.0.0.1:0", "--metrics_port_file", str(ports), "--backend", "cpu", "--memory_limit_mib", "64",
+             "--drain_delay", "0"],
             env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         assert self.hears("READY=1", 60)
         self.metrics_port = int(ports.read_text())

@@ -46,6 +46,11 @@ def resources(overlay):
     return by_kind(kustomize(overlay))
 
 
+def boards():
+    """{file: text}"""
+    return {name: read("deploy", "grafana", name) for name in os.listdir(os.path.join(HERE, "grafana")) if ".json" in name}
+
+
 def is_own(resources):
     return "HorizontalPodAutoscaler" in resources
 
@@ -202,7 +207,7 @@ def test_the_monitor_finds_the_pods_and_alerts_and_dashboard_are_the_files(own_f
     assert monitor["selector"]["matchLabels"].items() <= labels.items()
     assert {e["port"] for e in monitor["podMetricsEndpoints"]} <= {p["name"] for p in container(resources)["ports"]}
     assert monitor["podMetricsEndpoints"][0]["relabelings"] == [{"targetLabel": "job", "replacement": "attnd"}]
-    assert resources["ConfigMap"]["data"] == {"attnd.json": read("deploy", "grafana", "attnd.json")}
+    assert resources["ConfigMap"]["data"] == boards()
     assert resources["ConfigMap"]["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert container(resources)["image"] == "registry.example/attnd:0.1.0"
 
