@@ -58,6 +58,8 @@ class ModuleCalls {
   absl::Status Run(ModuleMethod method, ModuleCall& call);
   // From now on no new work: Register, Forward, Backward and PutTensors are DRAINING.
   void StartDraining() { draining_ = true; }
+  // When a call that computes on the device counts as stuck.
+  absl::Time stuck_at(int device) const { return turns_[device].stuck_at(); }
 
  private:
   using Module = std::shared_ptr<RegisteredModule>;
