@@ -6,9 +6,11 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace attnd {
@@ -36,6 +38,17 @@ absl::Status NotifyServiceManagerAt(absl::string_view address, absl::string_view
   if (descriptor >= 0) close(descriptor);
   if (sent == static_cast<ssize_t>(state.size())) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("NOTIFY_SOCKET: ", std::strerror(error)));
+}
+
+absl::Duration WatchdogPeriod() {
+  const char* period = std::getenv("WATCHDOG_USEC");
+  const char* process = std::getenv("WATCHDOG_PID");  // unset: any process of the service
+  int64_t microseconds = 0, id = 0;
+  if (period == nullptr || !absl::SimpleAtoi(period, &microseconds) || microseconds <= 0) {
+    return absl::InfiniteDuration();
+  }
+  const bool is_mine = process == nullptr || (absl::SimpleAtoi(process, &id) && id == getpid());
+  return is_mine ? absl::Microseconds(microseconds) : absl::InfiniteDuration();
 }
 
 }  // namespace attnd

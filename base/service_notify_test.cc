@@ -57,6 +57,22 @@ TEST(ServiceNotify, SendsToTheSocketOfTheEnvironment) {
   unlink(path.c_str());
 }
 
+TEST(ServiceNotify, KnowsWhetherAWatchdogWaits) {
+  EXPECT_EQ(WatchdogPeriod(), absl::InfiniteDuration());
+  setenv("WATCHDOG_USEC", "30000000", 1);
+  EXPECT_EQ(WatchdogPeriod(), absl::Seconds(30));
+  setenv("WATCHDOG_PID", absl::StrCat(getpid()).c_str(), 1);
+  EXPECT_EQ(WatchdogPeriod(), absl::Seconds(30));
+  setenv("WATCHDOG_PID", "1", 1);
+  EXPECT_EQ(WatchdogPeriod(), absl::InfiniteDuration());
+  unsetenv("WATCHDOG_PID");
+  for (const char* wrong : {"", "0", "-5", "soon"}) {
+    setenv("WATCHDOG_USEC", wrong, 1);
+    EXPECT_EQ(WatchdogPeriod(), absl::InfiniteDuration()) << wrong;
+  }
+  unsetenv("WATCHDOG_USEC");
+}
+
 TEST(ServiceNotify, RefusesWhatIsNoSocket) {
   for (const std::string& address :
        {std::string("relative"), std::string("/"), std::string(200, '/')}) {

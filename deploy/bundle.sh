@@ -38,9 +38,10 @@ while read -r name path; do
   patchelf --set-rpath '$ORIGIN' "$output/lib/$name"
 done <<< "$libraries"
 install -m 644 LICENSE README.md SECURITY.md CHANGELOG.md "$output/"
-cp -r deploy/systemd deploy/haproxy deploy/prometheus deploy/grafana "$output/"
+cp -r deploy/systemd deploy/haproxy deploy/prometheus deploy/grafana deploy/helm deploy/kubernetes "$output/"
 mkdir -p "$output/docs"
 install -m 644 docs/*.md "$output/docs/"
+cp -r docs/runbooks "$output/docs/"
 install -Dm 644 -t "$output/docs/pictures" docs/pictures/*
 install -Dm 644 -t "$output/docs/figures" docs/figures/*
 install -Dm 644 -t "$output/examples" examples/*.py examples/*.ipynb examples/attention.c*

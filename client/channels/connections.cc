@@ -75,7 +75,7 @@ grpc::ChannelArguments MakeArguments(const ClientOptions& options, const Proxy& 
   arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE);
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   arguments.SetMaxSendMessageSize(-1);  // PlanShards keeps to the server's limit
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
                    static_cast<int>(absl::ToInt64Milliseconds(Connections::kWriteTimeout)));
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
@@ -156,7 +156,10 @@ Connections::Connections(const ClientOptions& options,
       credentials_(std::move(credentials)),
       proxy_(std::move(proxy)),
       clock_(clock),
-      lookup_(std::move(lookup)) {
+      lookup_(std::move(lookup)),
+      prober_(options.bearer_token,
+              {.channel = [this](int address) { return ChannelToProbe(address); },
+               .verdict = [this](int address, bool answers) { Probed(address, answers); }}) {
   for (const std::string& address : options.addresses) AddAddress(address);
   for (int address = 0; address < address_count(); ++address) AddSlots(address);
 }
@@ -206,7 +209,7 @@ std::shared_ptr<Connection> Connections::Acquire(int64_t bytes, const std::vecto
     int a = slot.connection->address_index();
     bool was_there = a < static_cast<int>(tried.size()) && tried[a];
     return std::make_tuple(slot.spare && bytes > kSmallCallBytes, only >= 0 && a != only, was_there,
-                           addresses_[a].gone, addresses_[a].suspended_until > now,
+                           addresses_[a].gone, !IsUsable(addresses_[a], now),
                            slot.outstanding_bytes, slot.spare, addresses_[a].last_picked);
   };
   Slot& best = *std::min_element(slots_.begin(), slots_.end(),
@@ -283,7 +286,7 @@ void Connections::Place(int name, const std::string& target) {
       absl::c_find_if(addresses_, [&](const Address& a) { return a.name == name && a.gone; });
   const auto index = static_cast<int>(place - addresses_.begin());
   if (place != addresses_.end()) {
-    *place = {.target = target, .name = name};
+    *place = {.target = target, .name = name};  // not silent, as the one before may have been
     for (Slot& slot : slots_) {
       if (slot.connection->address_index() == index) slot = {Open(index, slot.spare), slot.spare};
     }
@@ -308,6 +311,72 @@ void Connections::ReportAlive(int address_index) {
   absl::MutexLock lock(&mutex_);
   addresses_[address_index].failures = 0;
   addresses_[address_index].suspended_until = absl::InfinitePast();
+  addresses_[address_index].heard_at = clock_.Now();
+  addresses_[address_index].silent = false;
+}
+
+// A slow call tells little, since it may have computed or waited for long: the rate falls slowly.
+void Connections::ReportMoved(int64_t bytes, absl::Duration took) {
+  if (bytes < kSmallCallBytes || took <= absl::ZeroDuration()) return;
+  absl::MutexLock lock(&mutex_);
+  rate_ = std::max(0.9 * rate_, static_cast<double>(bytes) / absl::ToDoubleSeconds(took));
+}
+
+bool Connections::HasOther(int address_index, absl::Time now) const {
+  for (size_t a = 0; a < addresses_.size(); ++a) {
+    if (static_cast<int>(a) != address_index && IsUsable(addresses_[a], now)) return true;
+  }
+  return false;
+}
+
+void Connections::Suspect(int address_index, absl::Time silent_since) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const absl::Time now = clock_.Now();
+    if (!HasOther(address_index, now)) return;
+    int64_t bytes = 0;
+    for (const Slot& slot : slots_) {
+      if (slot.connection->address_index() == address_index) bytes += slot.outstanding_bytes;
+    }
+    const absl::Duration most =
+        std::max(kSilence, absl::Seconds(3 * static_cast<double>(bytes) / rate_));
+    if (now - std::max(silent_since, addresses_[address_index].heard_at) < most) return;
+  }
+  prober_.Ask(address_index);
+}
+
+// That of small calls: on the others an answer could wait for megabytes.
+std::shared_ptr<grpc::Channel> Connections::ChannelToProbe(int address_index) {
+  absl::MutexLock lock(&mutex_);
+  if (addresses_[address_index].gone) return nullptr;
+  for (const Slot& slot : slots_) {
+    if (slot.connection->address_index() == address_index && slot.spare) {
+      return slot.connection->channel();
+    }
+  }
+  return nullptr;
+}
+
+// Without another address calls stay where they are: keepalive ends them if nothing comes.
+void Connections::Probed(int address_index, bool answers) {
+  std::vector<std::shared_ptr<Connection>> stuck;
+  {
+    absl::MutexLock lock(&mutex_);
+    const absl::Time now = clock_.Now();
+    Address& address = addresses_[address_index];
+    if (answers) address.heard_at = now;
+    const bool news = std::exchange(address.silent, !answers) == answers;
+    if (answers) return;
+    if (!HasOther(address_index, now)) return;
+    address.reported_at = now;  // its calls' failures are this one
+    for (const Slot& slot : slots_) {
+      if (slot.connection->address_index() == address_index &&
+          (news || slot.outstanding_bytes > 0)) {
+        stuck.push_back(slot.connection);
+      }
+    }
+  }
+  for (const std::shared_ptr<Connection>& connection : stuck) Replace(connection);
 }
 
 void Connections::Replace(const std::shared_ptr<Connection>& stuck) {

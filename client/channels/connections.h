@@ -8,6 +8,10 @@
 // minute, and when one of them is unavailable: new ones join or take the place of those that the
 // name has no more, which come last until then. An address's index never changes its name.
 //
+// A call that makes no progress is suspected (Suspect), where there is another address to go to:
+// the server is asked whether it answers at all. One that does not gets no calls until it does, and
+// those that are with it end, to be tried elsewhere.
+//
 // Threads: any.
 #pragma once
 
@@ -27,6 +31,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "client/channels/prober.h"
 #include "client/channels/proxy.h"
 #include "client/channels/reconnector.h"
 #include "client/channels/replica_names.h"
@@ -71,7 +76,10 @@ class Connections {
 
   static constexpr int64_t kSmallCallBytes = int64_t{256} << 10;
   // TCP ends a connection whose peer has taken nothing for so long.
-  static constexpr absl::Duration kWriteTimeout = absl::Seconds(10);
+  static constexpr absl::Duration kWriteTimeout = absl::Seconds(5);
+  // A call without progress for so long, or for three times what its bytes should take, is
+  // suspected.
+  static constexpr absl::Duration kSilence = absl::Milliseconds(1500);
 
   // The best connection for `bytes` more bytes; Release gives them back. `tried[a]`: the shard has
   // been at address a. `only`: the address that it must go to, -1: any.
@@ -83,6 +91,11 @@ class Connections {
   // the same one.
   bool ReportUnavailable(int address_index, absl::Time begun);
   void ReportAlive(int address_index);
+  // A call of so many bytes took so long: the rate by which Suspect is patient.
+  void ReportMoved(int64_t bytes, absl::Duration took);
+  // A call there has made no progress since then. Asks the server whether it answers, where that is
+  // longer than a call may be silent and there is another address. Returns at once.
+  void Suspect(int address_index, absl::Time silent_since);
 
   // Sees to it that a connection that has lost its server finds it again, calls or not.
   void Reconnect(const Connection& lost) { reconnector_.Drive(lost.channel()); }
@@ -110,7 +123,9 @@ class Connections {
     int name = -1;  // index into names_; −1: as it was given
     absl::Time reported_at = absl::InfinitePast();
     absl::Time suspended_until = absl::InfinitePast();
-    bool gone = false;         // its name has it no more
+    absl::Time heard_at = absl::InfinitePast();  // a call succeeded, or the prober had an answer
+    bool gone = false;                           // its name has it no more
+    bool silent = false;                         // the prober got no answer
     int failures = 0;          // in a row
     uint64_t last_picked = 0;  // sequence number
   };
@@ -133,6 +148,13 @@ class Connections {
   void Update(int name, const std::vector<std::string>& found);
   void Place(int name, const std::string& target) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WatchNames();
+  std::shared_ptr<grpc::Channel> ChannelToProbe(int address_index);
+  void Probed(int address_index, bool answers);
+  // Whether some address but this one can be expected to answer.
+  bool HasOther(int address_index, absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsUsable(const Address& address, absl::Time now) const {
+    return !address.gone && !address.silent && address.suspended_until <= now;
+  }
 
   const ClientOptions options_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
@@ -146,8 +168,11 @@ class Connections {
   std::vector<Slot> slots_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t picks_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Bytes a second that calls move; until one has been seen, those of a link of 100 Mbit/s.
+  double rate_ ABSL_GUARDED_BY(mutex_) = 12.5e6;
   Reconnector reconnector_;
   std::thread watch_;  // of names, where there are any
+  Prober prober_;      // last: its thread uses the rest
 };
 
 }  // namespace attnd

@@ -197,7 +197,8 @@ void AttndServer::StartSharedMemory() {
 absl::Status AttndServer::StartMetrics() {
   if (options_.metrics_listen.empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(metrics_port_, MetricsPort::Open(options_.metrics_listen, metrics_,
-                                                    [this] { return serving_.load(); }));
+                                                    {.ready = [this] { return serving_.load(); },
+                                                     .alive = [this] { return CheckAlive(); }}));
   return absl::OkStatus();
 }
 
@@ -223,7 +224,23 @@ absl::Status AttndServer::StartRpc() {
                              modules_ == nullptr ? nullptr : &modules_->service()));
   for (int n = 0; n < devices_.size(); ++n) SetDeviceServing(n, true);
   SetServing(true);
+  started_ = true;
   return absl::OkStatus();
+}
+
+absl::Status AttndServer::CheckAlive() const {
+  if (!started_) return absl::OkStatus();
+  const absl::Time now = clock_.Now();
+  for (int n = 0; n < devices_.size(); ++n) {
+    if (devices_.workers().stuck_at(n) <= now) {
+      return absl::InternalError(absl::StrCat(devices_[n].name, ": a launch does not end"));
+    }
+    if (modules_ != nullptr && modules_->stuck_at(n) <= now) {
+      return absl::InternalError(absl::StrCat(devices_[n].name, ": a module's call does not end"));
+    }
+  }
+  if (rpc_->stuck_at() > now) return absl::OkStatus();
+  return absl::InternalError("a thread that takes calls hangs");
 }
 
 void AttndServer::SetDeviceServing(int device, bool serving) {

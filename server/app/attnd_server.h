@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -72,6 +73,9 @@ class AttndServer {
   // Whether a device has been lost: time to drain and to end the process.
   bool device_lost() const { return devices_.any_lost(); }
   bool all_devices_lost() const { return devices_.all_lost(); }
+  // OK while the process works, draining or not; else what is stuck and will not end by itself, so
+  // that only a restart helps. Any thread.
+  absl::Status CheckAlive() const;
   int64_t module_bytes() const;
   void ExpireModules();
   SharedMemoryUse shared_memory_use() const { return shared_memory_->Use(); }
@@ -128,6 +132,7 @@ class AttndServer {
   std::unique_ptr<Modules> modules_;  // null: none are served
   std::vector<NamedEngine> named_engines_;
   std::vector<std::unique_ptr<SharedMemoryService>> shared_memory_services_;
+  std::atomic<bool> started_{false};  // all parts are there
   std::atomic<bool> serving_{false};  // to all callers, as health says
   std::unique_ptr<MetricsPort> metrics_port_;
   std::unique_ptr<RpcServer> rpc_;

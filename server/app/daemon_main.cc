@@ -10,6 +10,7 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -124,10 +125,36 @@ void Notify(const char* state, Logger& log) {
   if (!status.ok()) log.Warning("notify_failed", {{"message", status.message()}});
 }
 
+// Tells the service manager's watchdog that the server works, three times in its period. What is
+// stuck is logged once, and the service manager restarts the process.
+class Watchdog {
+ public:
+  Watchdog(const AttndServer& server, Logger& log) : server_(server), log_(log) {}
+
+  void Look() {
+    const absl::Status alive = server_.CheckAlive();
+    if (!alive.ok()) {
+      if (!std::exchange(stuck_, true)) log_.Error("stuck", {{"message", alive.message()}});
+      return;
+    }
+    stuck_ = false;
+    if (absl::Now() < next_) return;
+    next_ = absl::Now() + period_;
+    Notify("WATCHDOG=1", log_);
+  }
+
+ private:
+  const AttndServer& server_;
+  Logger& log_;
+  const absl::Duration period_ = WatchdogPeriod() / 3;
+  absl::Time next_ = absl::Now() + period_;
+  bool stuck_ = false;
+};
+
 // Until a signal to stop, or until a device is lost: then the others finish what they have.
 void ServeUntilStopped(const ServerOptions& options, AttndServer& server, Logger& log) {
-  while (QuietFor(kLostPoll) && !server.device_lost()) {
-  }
+  Watchdog watchdog(server, log);
+  while (QuietFor(kLostPoll) && !server.device_lost()) watchdog.Look();
   const absl::Duration delay =
       server.all_devices_lost() ? absl::ZeroDuration() : options.drain_delay;
   log.Info("draining", {{"cause", server.device_lost() ? "device_lost" : "signal"},

@@ -72,6 +72,7 @@ class Devices {
       const std::function<HoldDeviceMemory(int device)>& hold_on) const;
   std::vector<AdmissionDevice> for_admission();
   Workers& workers() { return workers_; }
+  const Workers& workers() const { return workers_; }
   bool any_lost() const { return lost_ > 0; }
   bool all_lost() const { return lost_ == size(); }
 

@@ -30,27 +30,32 @@ std::string MetricsTextOf(const Collectables& parts) {
   return text.str();
 }
 
-Page PageAt(absl::string_view path, const Collectables& parts, const std::function<bool()>& ready) {
+Page PageAt(absl::string_view path, const Collectables& parts, const MetricsPort::Health& health) {
   if (path == "/metrics") {
     return {.type = "text/plain; version=0.0.4; charset=utf-8", .body = MetricsTextOf(parts)};
   }
   if (path == "/") return {.type = "text/html; charset=utf-8", .body = kStatusPage};
   if (path == "/healthz") {
-    if (ready()) return {.body = "ok\n"};
+    if (health.ready()) return {.body = "ok\n"};
     return {.status = "503 Service Unavailable",
             .body = "not ready: draining, or a device is lost\n"};
   }
-  return {.status = "404 Not Found", .body = "there are /, /metrics and /healthz\n"};
+  if (path == "/livez") {
+    const absl::Status alive = health.alive();
+    if (alive.ok()) return {.body = "ok\n"};
+    return {.status = "503 Service Unavailable", .body = absl::StrCat(alive.message(), "\n")};
+  }
+  return {.status = "404 Not Found", .body = "there are /, /metrics, /healthz and /livez\n"};
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsPort>> MetricsPort::Open(const std::string& address,
                                                                const Metrics& metrics,
-                                                               std::function<bool()> ready) {
-  auto server =
-      PageServer::Open(address, [parts = metrics.collectables(), ready = std::move(ready)](
-                                    absl::string_view path) { return PageAt(path, parts, ready); });
+                                                               Health health) {
+  auto server = PageServer::Open(
+      address, [parts = metrics.collectables(), health = std::move(health)](
+                   absl::string_view path) { return PageAt(path, parts, health); });
   if (!server.ok()) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen for metrics: ", server.status().message()));

@@ -30,7 +30,8 @@ FileDescriptor ConnectTo(const char* host, int port) {
   return connected ? std::move(socket) : FileDescriptor();
 }
 
-bool IsReady() { return true; }
+const MetricsPort::Health kWell{.ready = [] { return true; },
+                                .alive = [] { return absl::OkStatus(); }};
 
 // What GET /metrics, or another request, answers; empty when nobody listens, or answers in the time
 // that Prometheus waits.
@@ -51,7 +52,7 @@ std::string Scrape(const char* host, int port,
 TEST(MetricsPort, ServesUntilItGoesAndNoLonger) {
   const Metrics metrics;
   for (const char* address : {"127.0.0.1:0", "0.0.0.0:0"}) {
-    auto port = MetricsPort::Open(address, metrics, IsReady);
+    auto port = MetricsPort::Open(address, metrics, kWell);
     ASSERT_TRUE(port.ok()) << port.status();
     const int number = (*port)->port();
     const std::string text = Scrape("127.0.0.1", number);
@@ -64,7 +65,7 @@ TEST(MetricsPort, ServesUntilItGoesAndNoLonger) {
 
 TEST(MetricsPort, AnswersBesideConnectionsThatAskForNothing) {
   const Metrics metrics;
-  auto port = MetricsPort::Open("127.0.0.1:0", metrics, IsReady);
+  auto port = MetricsPort::Open("127.0.0.1:0", metrics, kWell);
   ASSERT_TRUE(port.ok()) << port.status();
   std::vector<FileDescriptor> silent;
   for (int n = 0; n < 500; ++n) {
@@ -87,7 +88,7 @@ TEST(MetricsPort, AnswersBesideConnectionsThatAskForNothing) {
 
 TEST(MetricsPort, MakesRoomForNewConnectionsBesideTooManySilentOnes) {
   const Metrics metrics;
-  auto port = MetricsPort::Open("127.0.0.1:0", metrics, IsReady);
+  auto port = MetricsPort::Open("127.0.0.1:0", metrics, kWell);
   ASSERT_TRUE(port.ok()) << port.status();
   std::vector<FileDescriptor> silent;
   for (size_t n = 0; n < PageServer::kMostConnections + 50; ++n) {
@@ -102,7 +103,7 @@ TEST(MetricsPort, MakesRoomForNewConnectionsBesideTooManySilentOnes) {
 
 TEST(MetricsPort, ClosesConnectionsThatDoNotAsk) {
   const Metrics metrics;
-  auto port = MetricsPort::Open("127.0.0.1:0", metrics, IsReady);
+  auto port = MetricsPort::Open("127.0.0.1:0", metrics, kWell);
   ASSERT_TRUE(port.ok()) << port.status();
   const FileDescriptor silent = ConnectTo("127.0.0.1", (*port)->port());
   char byte = 0;
@@ -111,10 +112,13 @@ TEST(MetricsPort, ClosesConnectionsThatDoNotAsk) {
   EXPECT_TRUE(endless.empty() || absl::StartsWith(endless, "HTTP/1.1 4")) << endless;
 }
 
-TEST(MetricsPort, ShowsAPageAndWhetherItIsReady) {
+TEST(MetricsPort, ShowsAPageAndWhetherItIsReadyAndAlive) {
   const Metrics metrics;
-  std::atomic<bool> ready = true;
-  auto port = MetricsPort::Open("127.0.0.1:0", metrics, [&] { return ready.load(); });
+  std::atomic<bool> ready = true, alive = true;
+  auto port = MetricsPort::Open(
+      "127.0.0.1:0", metrics,
+      {.ready = [&] { return ready.load(); },
+       .alive = [&] { return alive ? absl::OkStatus() : absl::InternalError("gpu0: stuck"); }});
   ASSERT_TRUE(port.ok()) << port.status();
   auto ask = [&](const std::string& request) {
     return Scrape("127.0.0.1", (*port)->port(), request + " HTTP/1.0");
@@ -129,6 +133,10 @@ TEST(MetricsPort, ShowsAPageAndWhetherItIsReady) {
   EXPECT_TRUE(absl::EndsWith(ask("GET /healthz"), "\r\n\r\nok\n"));
   ready = false;
   EXPECT_TRUE(absl::StartsWith(ask("GET /healthz"), "HTTP/1.1 503 ")) << ask("GET /healthz");
+  EXPECT_TRUE(absl::StartsWith(ask("GET /livez"), "HTTP/1.1 200 OK"));  // a drain needs no restart
+  alive = false;
+  EXPECT_TRUE(absl::StartsWith(ask("GET /livez"), "HTTP/1.1 503 "));
+  EXPECT_TRUE(absl::EndsWith(ask("GET /livez"), "\r\n\r\ngpu0: stuck\n"));
   for (const char* path : {"/", "/metrics", "/healthz"}) {
     const std::string head = ask(absl::StrCat("HEAD ", path));
     EXPECT_TRUE(absl::StartsWith(head, path[1] == 'h' ? "HTTP/1.1 503 " : "HTTP/1.1 200 OK"));
@@ -143,10 +151,10 @@ TEST(MetricsPort, ShowsAPageAndWhetherItIsReady) {
 
 TEST(MetricsPort, SaysWhichAddressCannotBeListenedOn) {
   const Metrics metrics;
-  auto first = MetricsPort::Open("127.0.0.1:0", metrics, IsReady);
+  auto first = MetricsPort::Open("127.0.0.1:0", metrics, kWell);
   ASSERT_TRUE(first.ok()) << first.status();
   const std::string address = "127.0.0.1:" + std::to_string((*first)->port());
-  const absl::Status status = MetricsPort::Open(address, metrics, IsReady).status();
+  const absl::Status status = MetricsPort::Open(address, metrics, kWell).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_EQ(status.message(),
             "cannot listen for metrics: cannot listen on " + address + ": Address already in use");

@@ -22,7 +22,7 @@ ComputeTurns::Turn ComputeTurns::Take(const std::string& caller, const std::stop
   CallNext();
   auto ready = [&] { return waiter.called || stop.stop_requested(); };
   mutex_.AwaitWithDeadline(absl::Condition(&ready), deadline);
-  if (waiter.called) return Turn(*this);
+  if (waiter.called) return Turn(*this, watch_.Begin(deadline));
   Leave(caller, waiter);
   return Turn();
 }

@@ -38,6 +38,17 @@ TEST(ComputeTurns, GivesCallersTheirTurnsInRotation) {
   EXPECT_EQ(order, (std::vector<std::string>{"b", "a", "a", "a"}));
 }
 
+TEST(ComputeTurns, CountAsStuckSomeTimeAfterTheDeadlineOfTheCallThatHasTheDevice) {
+  ComputeTurns turns;
+  const absl::Time deadline = absl::Now() + absl::Hours(1);
+  EXPECT_EQ(turns.stuck_at(), absl::InfiniteFuture());
+  {
+    const ComputeTurns::Turn held = turns.Take("a", {}, deadline);
+    EXPECT_EQ(turns.stuck_at(), deadline + kStuckAfter);
+  }
+  EXPECT_EQ(turns.stuck_at(), absl::InfiniteFuture());
+}
+
 TEST(ComputeTurns, EndsAWaitThatIsStoppedOrTooLong) {
   ComputeTurns turns;
   const ComputeTurns::Turn held = turns.Take("a", {}, absl::InfiniteFuture());

@@ -58,6 +58,8 @@ class ModuleCalls {
   absl::Status Run(ModuleMethod method, ModuleCall& call);
   // From now on no new work: Register, Forward, Backward and PutTensors are DRAINING.
   void StartDraining() { draining_ = true; }
+  // When a call that computes on the device counts as stuck.
+  absl::Time stuck_at(int device) const { return turns_[device].stuck_at(); }
 
  private:
   using Module = std::shared_ptr<RegisteredModule>;
@@ -122,9 +124,15 @@ std::string DigestOf(const google::protobuf::Message& message);
 // Rows of a call, checked against the module: INVALID_ARGUMENT "rows...".
 absl::StatusOr<CallRows> DecodeCallRows(const v1::Rows& wire, const RegisteredModule& module);
 
-// Payloads that rows imply, in order.
-std::vector<PayloadSpec> ForwardInputs(const ModuleGraph& graph, const CallRows& rows);
-int64_t ActivationBytes(const ModuleGraph& graph, const CallRows& rows);  // of x, y, dx, dy
+// The layers that a call runs: INVALID_ARGUMENT "first_layer", "end_layer".
+absl::StatusOr<LayerRange> DecodeLayers(const v1::ModuleForwardHeader& header,
+                                        const ModuleGraph& graph);
+
+// Payloads that rows and the range's first layer imply, in order.
+std::vector<PayloadSpec> ForwardInputs(const ModuleGraph& graph, const CallRows& rows,
+                                       int64_t first_layer);
+// Of x, y, dx, dy, where they pass the border before `layer`.
+int64_t ActivationBytes(const ModuleGraph& graph, const CallRows& rows, int64_t layer);
 
 // A framed message of one part.
 grpc::ByteBuffer FramedHeader(const google::protobuf::Message& header);

@@ -304,11 +304,17 @@ TEST_F(State, IsRefusedInAFolderThatOthersMayWriteTo) {
 TEST_F(State, HasAFolderOfThisUserAlone) {
   const std::string file = folder_ + "/file";
   std::ofstream(file) << "x";
-  for (const std::string& path : {file, folder_ + "/missing", std::string("/proc")}) {
+  for (const std::string& path : {file, folder_ + "/no/folder", std::string("/proc")}) {
     const absl::Status status = StateRoot::Open(path, {}).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << path << status;
     EXPECT_EQ(status.message().rfind("--module_state_dir: expected", 0), 0) << status;
   }
+  // As in a volume that Kubernetes has given to a group.
+  fs::permissions(folder_, fs::perms::group_write | fs::perms::set_gid, fs::perm_options::add);
+  EXPECT_TRUE(StateRoot::Open(folder_ + "/state", {}).ok());
+  EXPECT_EQ(fs::status(folder_ + "/state").permissions() & fs::perms::all, fs::perms::owner_all);
+  EXPECT_TRUE(StateRoot::Open(folder_ + "/state", {}).ok());
+  fs::permissions(folder_, fs::perms::owner_all);
   for (const fs::perms others : {fs::perms::group_write, fs::perms::others_write}) {
     fs::permissions(folder_, others, fs::perm_options::add);
     EXPECT_TRUE(absl::IsInvalidArgument(StateRoot::Open(folder_, {}).status()));

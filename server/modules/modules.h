@@ -55,6 +55,7 @@ class Modules {
   ModulesService& service() { return service_; }
   StateRoot* states() { return states_.get(); }
   void StartDraining() { calls_.StartDraining(); }
+  absl::Time stuck_at(int device) const { return calls_.stuck_at(device); }
 
  private:
   const std::unique_ptr<ModuleEngine> engine_;

@@ -161,10 +161,8 @@ absl::Status ReadHeader(CallStream& stream, const google::protobuf::Descriptor& 
 
 absl::Status ReadRequest(CallStream& stream, google::protobuf::Message& request) {
   grpc::ByteBuffer buffer;
-  if (!stream.Read(buffer)) {
-    // An empty message has no bytes to read.
-    RETURN_IF_ERROR(stream.Broken());
-  }
+  if (!stream.Read(buffer)) return BrokenOr(stream, absl::CancelledError("the caller is gone"));
+  RETURN_IF_ERROR(CheckWhole(buffer));
   const MessageBytes message(buffer);
   return DecodePart(message, {0, message.size()}, "", kMaxModuleString, request);
 }

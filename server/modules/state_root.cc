@@ -89,6 +89,9 @@ absl::Status OverQuota(absl::string_view whose, int64_t most, int64_t bytes) {
 
 absl::StatusOr<std::unique_ptr<StateRoot>> StateRoot::Open(const std::string& path,
                                                            const StateLimits& limits) {
+  // Where only the folder above is given, such as a volume that belongs to a group.
+  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
+    return WrongRoot(path, std::strerror(errno));
   FileDescriptor folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NONBLOCK | O_CLOEXEC));
   if (!folder.valid()) return WrongRoot(path, std::strerror(errno));
   const std::string why = WhyNotPrivate(folder.get());

@@ -3,7 +3,8 @@
 //
 //   DIR/<SHA-256 of caller and name>/   a StateFolder for each module
 //
-// The folder is this process's user's, and no other user may write to it. A caller's states may
+// The folder is made if only its parent is there. It is this process's user's, and no other user
+// may write to it. A caller's states may
 // take half of the quota. Sizes are those of the files at the start, and of registrations since.
 // Errors: UNAVAILABLE STATE_UNAVAILABLE, RESOURCE_EXHAUSTED MODULE_QUOTA. Any thread.
 #pragma once

@@ -42,6 +42,8 @@ class RpcServer {
   // As bound: a port of 0 has become the real one. In the order of `listen`.
   const std::vector<std::string>& addresses() const { return addresses_; }
   int connections() { return connections_->open().all(); }
+  // When a thread that takes small calls counts as stuck.
+  absl::Time stuck_at() const { return unary_calls_->stuck_at(); }
   // Of grpc.health.v1; "" is the server.
   void SetServing(const std::string& service, bool serving);
   // Closes the ports; what is connected stays.

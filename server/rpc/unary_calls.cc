@@ -48,6 +48,7 @@ class UnaryCalls::Queue {
   void CallEnds();
   void WaitUntilNoneIsLeft();
   AttentionService& service() { return service_; }
+  absl::Time stuck_at() const { return watch_.stuck_at(); }
 
  private:
   void Main();
@@ -56,6 +57,7 @@ class UnaryCalls::Queue {
   AttentionService& service_;
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   SpinWait waits_;
+  WorkWatch watch_;    // the thread's reactions
   absl::Mutex mutex_;  // no call is asked for once the queue has been shut down
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   int calls_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -264,6 +266,7 @@ void UnaryCalls::Queue::Main() {
   bool ok = false;
   while (Next(&pointer, &ok)) {
     const Tag& tag = *static_cast<Tag*>(pointer);
+    const WorkWatch::Work work = watch_.Begin(service_.deps().clock.Now());
     (tag.call->*tag.react)(ok);
   }
 }
@@ -278,6 +281,12 @@ UnaryCalls::~UnaryCalls() = default;
 
 void UnaryCalls::Start() {
   for (const auto& queue : queues_) queue->Start();
+}
+
+absl::Time UnaryCalls::stuck_at() const {
+  absl::Time first = absl::InfiniteFuture();
+  for (const auto& queue : queues_) first = std::min(first, queue->stuck_at());
+  return first;
 }
 
 void UnaryCalls::Wait() {

@@ -16,6 +16,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "server/rpc/service.h"
 
 namespace attnd {
@@ -31,6 +32,8 @@ class UnaryCalls {
   void Start();
   // Until every call that has arrived has ended.
   void Wait();
+  // When the thread of a queue counts as stuck in a reaction.
+  absl::Time stuck_at() const;
 
  private:
   class Queue;

@@ -14,6 +14,9 @@ namespace {
 
 // Longer than the process keeps running: another replica is the better choice.
 constexpr absl::Duration kLostRetryDelay = absl::Seconds(1);
+// How many times its estimate a launch may take. Estimates miss where a card is shared or
+// throttled.
+constexpr double kMostOverEstimate = 10;
 
 absl::Status LostStatus() {
   return WithRetryAfter(
@@ -193,6 +196,8 @@ double DeviceWorker::Run(Launch launch) {
   if (launch.empty()) return 0;
   double seconds = 0;
   for (const LaunchedCall& launched : launch) seconds += launched.call.seconds();
+  const absl::Time end = deps_.clock.Now() + absl::Seconds(kMostOverEstimate * seconds);
+  const WorkWatch::Work work = watch_.Begin(end);
   absl::StatusOr<LaunchReport> report = Compute(deps_, launch);
   if (IsDeviceLost(report.status())) {
     LoseDevice(report.status());

@@ -21,6 +21,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
+#include "base/work_watch.h"
 #include "server/admission/admission.h"
 #include "server/schedule/batcher.h"
 #include "server/schedule/deadline_timer.h"
@@ -50,6 +51,8 @@ class DeviceWorker {
   // The device has failed for good, as its driver reports.
   void Lose(const absl::Status& status) { LoseDevice(DeviceLost(status)); }
   size_t queued() const;
+  // When a launch that runs now counts as stuck.
+  absl::Time stuck_at() const { return watch_.stuck_at(); }
 
  private:
   struct StopState {
@@ -82,6 +85,7 @@ class DeviceWorker {
   const DeviceWorkerDeps deps_;
   const double inline_seconds_;
   const int slot_count_;
+  WorkWatch watch_;  // launches
   mutable absl::Mutex mutex_;
   // Signalled when a slot may have work. A Condition would be evaluated for every slot at each
   // Unlock.
@@ -110,6 +114,7 @@ class Workers {
     worker.Submit(std::move(call));
   }
   void Lose(int device, const absl::Status& status) { workers_[device]->Lose(status); }
+  absl::Time stuck_at(int device) const { return workers_[device]->stuck_at(); }
   // On whichever device the call is. No effect on an answered call.
   void Cancel(uint64_t id, StopCause cause) {
     for (const auto& worker : workers_) worker->Cancel(id, cause);

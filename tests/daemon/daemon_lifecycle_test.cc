@@ -126,6 +126,30 @@ bool Accepts(const std::string& host_and_port) {
   return connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
 }
 
+TEST(DaemonHealth, IsNoLongerAliveWhenALaunchDoesNotEnd) {
+  FakeClock clock(absl::Now());
+  auto backend = std::make_unique<GatedBackend>();
+  GatedBackend& engine = *backend;
+  Daemon daemon({std::move(backend)}, TestOptions(), clock);
+  const int before = static_cast<int>(engine.launches().size());
+  engine.Close();
+  std::thread caller([&] {
+    grpc::ClientContext context;
+    v1::ForwardResponse reply;
+    EXPECT_TRUE(daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply).ok());
+  });
+  engine.WaitForLaunches(before + 1);
+  clock.Advance(absl::Seconds(25));
+  EXPECT_TRUE(daemon.server().CheckAlive().ok()) << daemon.server().CheckAlive();
+  clock.Advance(absl::Seconds(25));
+  const absl::Status stuck = daemon.server().CheckAlive();
+  EXPECT_TRUE(absl::IsInternal(stuck)) << stuck;
+  EXPECT_TRUE(absl::StrContains(stuck.message(), "a launch does not end")) << stuck;
+  engine.Open();
+  caller.join();
+  EXPECT_TRUE(daemon.server().CheckAlive().ok()) << daemon.server().CheckAlive();
+}
+
 TEST(DaemonDrain, IsCutShortAlsoWhenItsPortsAreClosedAndCallsFinish) {
   GatedDaemon gated;
   Daemon& daemon = *gated.daemon;

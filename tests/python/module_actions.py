@@ -9,12 +9,12 @@ import attnd.torch
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, layers=3):
         super().__init__()
         self.inp, self.head = nn.Linear(8, 16), nn.Linear(16, 4)
         self.layers = nn.ModuleList([
             nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Dropout(0.0), nn.Linear(24, 16), nn.LayerNorm(16))
-            for _ in range(3)])
+            for _ in range(layers)])
 
     def forward(self, x):
         x = self.inp(x)

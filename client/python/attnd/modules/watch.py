@@ -11,7 +11,7 @@ from torch import nn
 
 from ..errors import Unimplemented
 
-__all__ = ["Watch", "refuse_hooks"]
+__all__ = ["Watch", "has_hooks", "refuse_hooks"]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -20,20 +20,24 @@ class _NoHooks(collections.OrderedDict):  # type: ignore[type-arg]
     """A module's empty dictionary of hooks, which stays so."""
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        raise Unimplemented("hook: hooks of layers that were offloaded do not run, since what is inside stays on the "
-                            "daemon; register it on the model around the stack",
-                            field="hook")
+        raise Unimplemented("hook: hooks inside layers that were offloaded do not run, since what is inside stays on the "
+                            "daemon; register it on the layer, or on the model around it", field="hook")
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return collections.OrderedDict, ()
 
 
 def refuse_hooks(layers: Sequence[nn.Module]) -> None:
+    """Of what is inside. Those of a layer run."""
     for layer in layers:
         for module in layer.modules():
-            for name in _HOOKS:
+            for name in _HOOKS if module is not layer else ():
                 if not getattr(module, name):
                     module.__dict__[name] = _NoHooks()
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, name) for name in _HOOKS)
 
 
 def _options(module: nn.Module) -> Tuple[str, ...]:
