@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 
+import python_reference
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 OWN = os.path.join(ROOT, "tools/documents/mkdocs.yml")
 
@@ -36,11 +38,24 @@ def shown():
     return sorted(wanted)
 
 
+def generated():
+    """Pages that the site alone has: {path: text}."""
+    parts = ["# The wire's interface", "Of each field its unit, range, default, and the error if it is violated."]
+    for name in tracked():
+        if re.match(r"proto/attnd/v1/\w+\.proto$", name):
+            with open(os.path.join(ROOT, name), encoding="utf-8") as file:
+                parts += [f"## {os.path.basename(name)}", f"```proto\n{file.read()}```"]
+    return {"docs/python_reference.md": python_reference.page(), "docs/wire_reference.md": "\n\n".join(parts) + "\n"}
+
+
 def build(folder, packages):
     with tempfile.TemporaryDirectory() as work:
         for name in shown():
             os.makedirs(os.path.dirname(os.path.join(work, "pages", name)), exist_ok=True)
             shutil.copyfile(os.path.join(ROOT, name), os.path.join(work, "pages", name))
+        for name, text in generated().items():
+            with open(os.path.join(work, "pages", name), "w", encoding="utf-8") as file:
+                file.write(text)
         shutil.copy(OWN, work)
         subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "--strict", "-f", os.path.join(work, "mkdocs.yml")],
                        check=True, env={**os.environ, "PYTHONPATH": packages, "NO_MKDOCS_2_WARNING": "1"})
