@@ -2,9 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -88,23 +86,21 @@ absl::Status OverQuota(absl::string_view whose, int64_t most, int64_t bytes) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StateRoot>> StateRoot::Open(const std::string& path,
-                                                           const StateLimits& limits) {
+                                                           const StateLimits& limits,
+                                                           std::unique_ptr<StateDisk> disk) {
   FileDescriptor folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NONBLOCK | O_CLOEXEC));
   if (!folder.valid()) return WrongRoot(path, std::strerror(errno));
   const std::string why = WhyNotPrivate(folder.get());
   if (!why.empty()) return WrongRoot(path, why);
   if (!CanMakeFolders(folder.get())) return WrongRoot(path, std::strerror(errno));
-  struct statfs of = {};
-  if (fstatfs(folder.get(), &of) != 0) return WrongRoot(path, std::strerror(errno));
-  auto root = std::unique_ptr<StateRoot>(new StateRoot(std::move(folder), limits));
-  root->is_host_memory_ = of.f_type == TMPFS_MAGIC || of.f_type == RAMFS_MAGIC;
+  auto root = std::unique_ptr<StateRoot>(new StateRoot(std::move(disk), std::move(folder), limits));
   root->Scan();
   return root;
 }
 
 void StateRoot::Scan() {
   for (const std::string& name : FolderNames(folder_.get())) {
-    const absl::StatusOr<StateFolder> folder = StateFolder::OpenOld(folder_.get(), name);
+    const absl::StatusOr<StateFolder> folder = StateFolder::OpenOld(*disk_, folder_.get(), name);
     if (!folder.ok()) continue;
     const Entry entry = {OwnerOf(*folder), folder->Bytes()};
     absl::MutexLock lock(&mutex_);
@@ -139,7 +135,7 @@ absl::StatusOr<StateFolder> StateRoot::OpenFolder(const std::string& caller,
   const std::string folder_name = HexDigest(absl::StrCat(caller.size(), ":", caller, name));
   const std::string owner = HexDigest(caller);
   ASSIGN_OR_RETURN(const Entry before, Reserve(folder_name, owner, bytes));
-  absl::StatusOr<StateFolder> folder = StateFolder::Open(folder_.get(), folder_name);
+  absl::StatusOr<StateFolder> folder = StateFolder::Open(*disk_, folder_.get(), folder_name);
   absl::Status status = folder.status();
   if (status.ok() && OwnerOf(*folder) != owner) {
     absl::StatusOr<NewStateFile> file = folder->Create("caller");
@@ -167,8 +163,9 @@ void StateRoot::Close(const StateFolder& folder, bool removed) {
 }
 
 absl::Status StateRoot::Sync() const {
-  return fsync(folder_.get()) == 0 ? absl::OkStatus()
-                                   : StateUnavailable("cannot sync", "the folder of all states");
+  return disk_->Sync(folder_.get()) == 0
+             ? absl::OkStatus()
+             : StateUnavailable("cannot sync", "the folder of all states");
 }
 
 void StateRoot::Sweep(absl::Time now) {
@@ -178,7 +175,7 @@ void StateRoot::Sweep(absl::Time now) {
         now - absl::TimeFromTimespec(of.st_mtim) <= limits_.most_unused) {
       continue;
     }
-    const absl::StatusOr<StateFolder> folder = StateFolder::OpenOld(folder_.get(), name);
+    const absl::StatusOr<StateFolder> folder = StateFolder::OpenOld(*disk_, folder_.get(), name);
     if (!folder.ok() || now - folder->UsedAt() <= limits_.most_unused) continue;
     folder->Remove();
     Close(*folder, true);

@@ -32,8 +32,9 @@ class StateRoot {
  public:
   // INVALID_ARGUMENT naming the path, when it is no folder, not private, or nothing can be made in
   // it.
-  static absl::StatusOr<std::unique_ptr<StateRoot>> Open(const std::string& path,
-                                                         const StateLimits& limits);
+  static absl::StatusOr<std::unique_ptr<StateRoot>> Open(
+      const std::string& path, const StateLimits& limits,
+      std::unique_ptr<StateDisk> disk = std::make_unique<StateDisk>());
 
   // A tmpfs, which does not outlive the host.
   bool is_host_memory() const { return is_host_memory_; }
@@ -52,8 +53,11 @@ class StateRoot {
   int64_t swept() const;  // states, since the start
 
  private:
-  StateRoot(FileDescriptor folder, const StateLimits& limits)
-      : folder_(std::move(folder)), limits_(limits) {}
+  StateRoot(std::unique_ptr<StateDisk> disk, FileDescriptor folder, const StateLimits& limits)
+      : disk_(std::move(disk)),
+        folder_(std::move(folder)),
+        limits_(limits),
+        is_host_memory_(disk_->IsHostMemory(folder_.get())) {}
   void Scan();
   struct Entry {
     std::string caller;  // its digest; empty: not known
@@ -62,9 +66,10 @@ class StateRoot {
   // The entry that was there before.
   absl::StatusOr<Entry> Reserve(const std::string& name, const std::string& caller, int64_t bytes);
 
+  const std::unique_ptr<StateDisk> disk_;
   const FileDescriptor folder_;
   const StateLimits limits_;
-  bool is_host_memory_ = false;
+  const bool is_host_memory_;
   mutable absl::Mutex mutex_;
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);  // by the folder's name
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
