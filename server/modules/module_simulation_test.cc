@@ -691,7 +691,7 @@ class ModuleSimulation : public ::testing::Test {
 
 TEST_F(ModuleSimulation, CountsEachCallOnceAndLosesNoDurableStep) {
   const char* count = std::getenv("ATTND_TEST_SCHEDULES");
-  const uint64_t schedules = count == nullptr ? 300 : std::strtoull(count, nullptr, 10);
+  const uint64_t schedules = count == nullptr ? 600 : std::strtoull(count, nullptr, 10);
   for (uint64_t seed = 1; seed <= schedules; ++seed) {
     ASSERT_EQ(Run(seed, Planted::kNone), "") << "seed " << seed;
   }

@@ -361,6 +361,25 @@ TEST_F(State, GoesWhenItsModuleWasNotRegisteredForLong) {
   EXPECT_FALSE(was_damaged_);
 }
 
+// A process that died may have left a record that was renamed and not synced.
+TEST_F(State, SyncsWhatItFindsBeforeThatCountsAsDurable) {
+  struct CountingDisk final : public StateDisk {
+    explicit CountingDisk(int& of) : syncs(of) {}
+    int Sync(int descriptor) override {
+      ++syncs;
+      return StateDisk::Sync(descriptor);
+    }
+    int& syncs;
+  };
+  int syncs = 0;
+  root_ = *StateRoot::Open(folder_, {}, std::make_unique<CountingDisk>(syncs));
+  SaveTwice();
+  EXPECT_EQ(syncs, 0);  // in memory of the host
+  is_disk_ = true;
+  EXPECT_EQ(Loads(), 2);
+  EXPECT_EQ(syncs, 2);  // of the module's folder and of that of all
+}
+
 TEST_F(State, TellsOfEachSaveAndKeepsTheLastOneWhenADiskIsInTheWay) {
   is_disk_ = true;
   SaveTwice();
