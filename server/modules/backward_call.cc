@@ -21,7 +21,7 @@ struct ModuleCalls::Gradient {
   uint64_t kept = 0;  // its number; 0: the forward comes with the call
   CallRows rows;
   CallDropout dropout;
-  std::string digest;  // of rows, seed and offset, and then of dy too
+  std::string digest;  // of rows, seed and offset, and then of dy too, unless nothing is added
   Payloads payloads;
   v1::ModuleBackwardResult result;
 };
@@ -45,6 +45,7 @@ absl::Status CheckHeader(const v1::ModuleBackwardHeader& header) {
   const v1::ModuleForwardHeader& forward = header.forward();
   if (forward.has_options()) return none("forward.options", "some");
   if (forward.payload_size() > 0) return none("forward.payload", "some");
+  if (forward.has_shared_memory()) return none("forward.shared_memory", "some");
   if (!forward.training()) {
     return FieldError(reason::kBadField, "forward.training", "true", "false");
   }
@@ -58,7 +59,7 @@ std::vector<PayloadSpec> SpecsOf(const ModuleGraph& graph, const CallRows& rows,
   if (with_forward) specs = ForwardInputs(graph, rows);
   const int64_t bytes = ActivationBytes(graph, rows);
   specs.push_back({kDyField, "dy", bytes, true});
-  if (with_forward) specs.push_back({kYField, "y", bytes, false});
+  if (with_forward) specs.push_back({kYField, "y", bytes, false, false});
   if (!want_dx) return specs;
   const ModuleLayout& layout = graph.layout();
   if (layout.memory_width > 0) {
@@ -67,10 +68,6 @@ std::vector<PayloadSpec> SpecsOf(const ModuleGraph& graph, const CallRows& rows,
   }
   specs.push_back({kDxField, "dx", bytes, false});
   return specs;
-}
-
-std::string WithBytes(const std::string& digest, absl::Span<const std::byte> dy) {
-  return digest + DigestOf({reinterpret_cast<const char*>(dy.data()), dy.size()});
 }
 
 }  // namespace
@@ -99,12 +96,13 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
   }
   std::vector<PayloadSpec> specs =
       SpecsOf(module.description().graph, gradient.rows, header.has_forward(), header.want_dx());
-  ASSIGN_OR_RETURN(gradient.payloads,
-                   Payloads::Make(std::move(specs), header.payload(), deps_.staging));
+  ASSIGN_OR_RETURN(gradient.payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
+                                                     MemoryOf(call), call.stream));
   RETURN_IF_ERROR(gradient.payloads.Receive(call.stream, type));
-  gradient.digest = WithBytes(gradient.digest, gradient.payloads[kDyField]);
+  if (!header.no_weight_gradients()) {
+    gradient.digest += payload_digests_.Of(gradient.payloads[kDyField]);
+  }
   RETURN_IF_ERROR(Differentiate(call, gradient));
-  gradient.payloads.Forget(kYField);
   gradient.payloads.List(*gradient.result.mutable_payload());
   return gradient.payloads.Send(call.stream, FramedHeader(gradient.result));
 }

@@ -32,8 +32,8 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
   ASSIGN_OR_RETURN(CallRows rows, DecodeCallRows(header.rows(), *module));
   std::vector<PayloadSpec> specs = ForwardInputs(graph, rows);
   specs.push_back({kYField, "y", ActivationBytes(graph, rows), false});
-  ASSIGN_OR_RETURN(Payloads payloads,
-                   Payloads::Make(std::move(specs), header.payload(), deps_.staging));
+  ASSIGN_OR_RETURN(Payloads payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
+                                                     MemoryOf(call), call.stream));
   RETURN_IF_ERROR(payloads.Receive(call.stream, type));
 
   const bool keep = header.training() && module->record().limits.kept_rows > 0;
