@@ -335,10 +335,10 @@ void CallRunner::Handle(Attempt& attempt) {
 absl::Status CallRunner::StatusOf(const Attempt& attempt) const {
   absl::Status status = core_.connections.NameProxy(FromGrpc(attempt.rpc->status()));
   if (absl::IsCancelled(status)) {
-    status = absl::UnavailableError(
-        attempt.connection->retired()
-            ? "the connection was closed because its peer did not answer"
-            : absl::StrCat("the server cancelled the call: ", status.message()));
+    status = attempt.connection->retired()
+                 ? ServerIsSilent()
+                 : absl::UnavailableError(
+                       absl::StrCat("the server cancelled the call: ", status.message()));
   }
   bool late = core_.clock.Now() >= deadline_;
   if (late && absl::IsUnavailable(status)) return absl::DeadlineExceededError(status.message());
