@@ -140,7 +140,7 @@ def channel_of(address, certificates):
 
 
 def check_header_spreads(proxy, daemons):
-    """Of calls with the header attnd-module, each module's go to one daemon, over all connections; counted by the daemons."""
+    """Each module's calls go to one daemon, over all connections; counted by the daemons."""
     places = collections.defaultdict(set)
     for _ in range(3):
         with proxy.channel() as channel:
