@@ -16,7 +16,9 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools", "documents"))
 import figures  # noqa: E402
+import python_reference  # noqa: E402
 import reference  # noqa: E402
+import site_of_documents as site  # noqa: E402
 
 from reference import ATTNCTL, ATTND  # noqa: E402
 
@@ -279,6 +281,29 @@ def test_pages_of_figures_are_made_from_the_results():
     for name, text in made.items():
         assert text == read("docs", "figures", name + ".md"), "run ./dev docs"
         assert f"(figures/{name}.md)" in read("docs", "PERFORMANCE.md")
+
+
+# ---- The site.
+
+def test_site_is_built_of_all_documents(tmp_path):
+    packages = os.path.join(ROOT, ".deps", "site")
+    if not os.path.exists(packages):
+        pytest.skip("no MkDocs: ./dev test installs it")
+    site.build(str(tmp_path / "site"), packages)
+    for page in ("index", "SECURITY", "docs/start", "docs/MASKS", "docs/figures/cpu"):
+        assert "<article" in (tmp_path / "site" / (page + ".html")).read_text()
+    assert "HBM_PRESSURE" in (tmp_path / "site" / "search" / "search_index.json").read_text()
+    assert (tmp_path / "site" / "examples" / "numpy_attention.py").exists()
+
+
+def test_reference_of_python_has_every_public_name():
+    page = python_reference.page()
+    for package, path in python_reference.PACKAGES.items():
+        names = python_reference.public_names(python_reference.parse(os.path.join(python_reference.SOURCE, path)))
+        missing = [name for name in names if f"\n### `{package}.{name}`\n" not in page]
+        modules_and_types = {"errors", "local", "modules", "Durability", "Optimizer"}
+        assert names and set(missing) <= modules_and_types, (package, missing)
+    assert "\n#### `attnd.Client.forward`\n" in page
 
 
 # ---- When it pays off.

@@ -7,11 +7,14 @@ import glob
 import os
 import posixpath
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree
 
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+WORDS = os.path.join(ROOT, "tests/words.txt")
 FOLDERS = ("base", "net", "attention", "modules", "kernels", "proto", "server", "client", "examples", "tools", "tests",
            "deploy", "third_party")
 
@@ -195,6 +198,27 @@ KEPT = {
     diagrams_render: [page_of(DIAGRAM), {"docs/ARCHITECTURE.md": page_of(DIAGRAM)["docs/A.md"] * 2}],
     pictures_render: [{"docs/A.md": "![a](pictures/a.svg)\n", "docs/pictures/a.svg": SVG}],
 }
+
+
+# ---- Spelling.
+
+def misspelt(*arguments):
+    names = r"\b\w*[a-z][A-Z]\w*\b"  # whose parts are words: AddressIn
+    return subprocess.run([sys.executable, "-m", "codespell_lib", "--ignore-words", WORDS, "--ignore-regex", names, *arguments],
+                          cwd=ROOT, capture_output=True, text=True).stdout
+
+
+def test_words_are_spelt_right(tmp_path):
+    """Of documents, comments, names and messages, by codespell; tests/words.txt has ours that it takes for others."""
+    pytest.importorskip("codespell_lib", reason="no codespell: ./dev test installs it")
+    names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True,
+                           text=True).stdout.split("\n")
+    text = [name for name in names if name and os.path.isfile(os.path.join(ROOT, name))
+            and not name.startswith(("third_party/", "LICENSE", "tests/words.txt"))
+            and not name.endswith((".svg", ".png", ".lock", ".json"))]
+    assert len(text) > 500 and not misspelt(*text)
+    (tmp_path / "page.md").write_text("It was rec" "ieved.\n")
+    assert "==> received" in misspelt(str(tmp_path / "page.md"))
 
 
 @pytest.fixture(scope="session")

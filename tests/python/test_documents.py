@@ -4,6 +4,7 @@ a live daemon, and shell commands one by one. A text block right behind Python i
 In PAGES each block names its kind: python, sh, text (shown, not typed) or mermaid. Other pages are for developers.
 """
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -13,11 +14,17 @@ import sys
 import pytest
 from conftest import ROOT
 
-PAGES = {  # what the Python of each needs
+ELSEWHERE = {  # pages with code in C++ or of deployments, which other tests compile and run
+    "docs/CLIENT.md", "docs/DEPLOY.md", "docs/FLEET.md", "docs/MODULES.md", "docs/NUMERICS.md"}
+PAGES = {  # what the Python of each needs; other pages have none
     "README.md": ["torch"], "docs/start.md": ["torch"], "docs/numpy.md": [], "docs/pytorch.md": ["torch"],
     "docs/jax.md": ["jax"], "docs/transformers.md": ["torch", "transformers", "accelerate"], "docs/operate.md": [],
     "docs/WHEN.md": [], "docs/MASKS.md": [],
     "docs/SPARSE_TRAINING.md": ["torch"]}
+PAGES.update({page: [] for page in (
+    "SECURITY.md", "CONTRIBUTING.md", "docs/ATTNCTL.md", "docs/ARCHITECTURE.md", "docs/ERRORS.md", "docs/FLAGS.md",
+    "docs/KERNELS.md", "docs/METRICS.md", "docs/PERFORMANCE.md", "docs/README.md", "docs/TESTING.md")})
+LESS = {"--count": "5", "--max-size": "1024", "--duration": "0.3", "--concurrency-range": "1:2"}  # the same of less work
 KINDS = ("python", "sh", "text", "mermaid")
 ADDRESS = "127.0.0.1:7070"  # of the documents
 TRIED_ELSEWHERE = {  # the program of a line → what runs it
@@ -49,6 +56,11 @@ def wrong_blocks(page, text):
             yield f"{page}: an indented block: {line}"
 
 
+def test_all_pages_are_tried():
+    found = {f"docs/{name}" for name in os.listdir(os.path.join(ROOT, "docs")) if name.endswith(".md")}
+    assert not found - {*PAGES, *ELSEWHERE}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_each_block_says_what_it_is(page):
     assert not list(wrong_blocks(page, read(page)))
@@ -67,9 +79,9 @@ def expected_output(page):
             for line in printed_form(shown)]
 
 
-def run(words, address, cwd=ROOT):
+def run(words, address, cwd=ROOT, **variables):
     environment = {**os.environ, "ATTND_ADDRESS": address, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1",
-                   "HF_HUB_OFFLINE": "1"}
+                   "HF_HUB_OFFLINE": "1", **variables}
     done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment,
                           timeout=600)
     assert done.returncode == 0, (words, done.stdout, done.stderr)
@@ -105,13 +117,26 @@ def commands(page):
         yield from filter(None, (shlex.split(line, comments=True) for line in block.splitlines()))
 
 
-def try_command(words, address):
+def less_work(words):
+    """attnctl's words with smaller numbers, since the emulated GPU computes 1e8 FLOP a second."""
+    always = {"check": "--count", "bench": "--duration", "top": "--once"}
+    words = [LESS.get(before, word) for before, word in zip(["", *words], words)]
+    if "bench" in words:
+        words = ["1,2,64,64" if before == "--shape" else word for before, word in zip(["", *words], words)]
+        words += ["--warmup", "0"] + ([] if "--shape" in words else ["--shape", "1,2,64,64"])
+    for command, flag in always.items():
+        if command in words and flag not in words:
+            words += [flag, LESS[flag]] if flag in LESS else [flag]
+    return words
+
+
+def try_command(words, address, metrics_port, folder):
     """Runs it, or for the long ones sees that there is such a command."""
+    words = [word.replace("127.0.0.1:9464", f"127.0.0.1:{metrics_port}") for word in words]
     words = [address if word == ADDRESS and "--listen" not in words else word for word in words]
     if words[0] == "attnctl":
-        short = ["--duration", "0.5", "--shape", "1,2,64,64", "--warmup", "0"] if "bench" in words else \
-            ["--count", "10"] if "check" in words and "--count" not in words else []
-        run(["bazel-bin/client/attnctl", *words[1:], *short], address)
+        run([os.path.join(ROOT, "bazel-bin/client/attnctl"), *less_work(words[1:])], address, folder,
+            ATTND_METRICS=f"http://127.0.0.1:{metrics_port}/metrics")
     elif words[0] == "attnd":
         more = [] if "--check_config" in words else ["--check_config"]
         run(["bazel-bin/server/attnd", *words[1:], "--backend", "cpu", *more], address)
@@ -121,17 +146,28 @@ def try_command(words, address):
         assert words[0] in TRIED_ELSEWHERE, words
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if of_kind(page, "sh")])
-@pytest.mark.parametrize("engine", ["daemon", "gpu_daemon"])
-def test_commands_succeed(page, engine, request):
+@pytest.mark.parametrize("page, engine", [
+    *((page, "daemon") for page in PAGES if of_kind(page, "sh")),
+    *((page, "gpu_daemon") for page in ("README.md", "docs/start.md", "docs/operate.md"))])
+def test_commands_succeed(page, engine, request, tmp_path):
+    asked = request.getfixturevalue(engine)
+    write_tensors(tmp_path / "x.safetensors")
     for words in commands(page):
-        try_command(words, request.getfixturevalue(engine).address)
+        try_command(words, asked.address, asked.metrics_port, tmp_path)
 
 
-def test_a_wrong_command_is_found(daemon):
+def write_tensors(path):
+    """q, k and v of float16, for `attnctl run`."""
+    size = 2 * 8 * 16 * 2
+    header = json.dumps({name: {"dtype": "F16", "shape": [1, 2, 8, 16], "data_offsets": [n * size, (n + 1) * size]}
+                         for n, name in enumerate("qkv")}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(3 * size))
+
+
+def test_a_wrong_command_is_found(daemon, tmp_path):
     for line in ("attnctl --address 127.0.0.1:7070 inf", "./dev nothing", "attnd --nothing", "curl 127.0.0.1"):
         with pytest.raises(AssertionError):
-            try_command(line.split(), daemon.address)
+            try_command(line.split(), daemon.address, daemon.metrics_port, tmp_path)
 
 
 def test_an_output_that_is_not_printed_is_found():
