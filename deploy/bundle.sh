@@ -38,7 +38,7 @@ while read -r name path; do
   patchelf --set-rpath '$ORIGIN' "$output/lib/$name"
 done <<< "$libraries"
 install -m 644 LICENSE README.md SECURITY.md CHANGELOG.md "$output/"
-cp -r deploy/systemd deploy/haproxy deploy/prometheus deploy/grafana deploy/helm deploy/kubernetes "$output/"
+cp -r deploy/{systemd,slurm,kubernetes,helm,compose,quadlet,envoy,haproxy,prometheus,grafana} "$output/"
 mkdir -p "$output/docs"
 install -m 644 docs/*.md "$output/docs/"
 cp -r docs/runbooks "$output/docs/"

@@ -428,3 +428,38 @@ def test_container_runs_as_nobody_and_holds_the_bundle_alone():
     assert "USER 65532:65532" in last_stage and "RUN" not in last_stage
     assert re.findall(r"^COPY (.*)$", last_stage, re.M) == ["--from=build /bundle /opt/attnd"]
     assert 'ENTRYPOINT ["/opt/attnd/attnd"]' in last_stage
+
+
+def accepts(arguments, folder):
+    """The daemon's own check, with the container's folders made here and no GPU."""
+    arguments = [a.replace("/var/lib/attnd/", f"{folder}/").replace("=cuda", "=cpu") for a in arguments]
+    done = subprocess.run([os.path.join(ROOT, "bazel-bin", "server", "attnd"), *arguments, "--check_config"],
+                          capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return done.returncode == 0
+
+
+def test_compose_runs_the_daemon_with_few_rights_for_this_host(tmp_path):
+    made = yaml.safe_load(read("deploy", "compose", "compose.yaml"))
+    assert set(made["services"]) == {"attnd", "attnd-gpu"}
+    for service in made["services"].values():
+        assert service["read_only"] and service["cap_drop"] == ["ALL"] and accepts(service["command"], tmp_path)
+        assert all("127.0.0.1:" in port for port in service["ports"]) and service["mem_limit"]
+        assert {volume.split(":")[0] for volume in service["volumes"]} <= set(made["volumes"])
+        seconds = int(service["stop_grace_period"].removesuffix("s"))
+        assert seconds == int(unit_options()["TimeoutStopSec"])
+
+
+def test_quadlet_runs_the_daemon_with_few_rights_for_this_host(tmp_path):
+    text = read("deploy", "quadlet", "attnd.container")
+    options = dict(re.findall(r"^(\w+)=(.*)$", text, re.M))
+    assert accepts(options["Exec"].split(), tmp_path)
+    assert options["ReadOnly"] == options["NoNewPrivileges"] == options["Notify"] == "true"
+    assert all(port.startswith("127.0.0.1:") for port in re.findall(r"^PublishPort=(.*)$", text, re.M))
+    volume = options["Volume"].split(":")
+    assert os.path.exists(os.path.join(HERE, "quadlet", volume[0])) and volume[2] == "U"
+    for key in ("MemoryMax", "WatchdogSec", "RestartPreventExitStatus"):
+        assert options[key] == unit_options()[key], key
+    section = {name: body for name, body in re.findall(r"^\[(\w+)\]\n(.*?)(?=^\[|\Z)", text, re.M | re.S)}
+    known = {"Image", "Exec", "PublishPort", "ReadOnly", "NoNewPrivileges", "DropCapability", "Volume", "Notify",
+             "PodmanArgs", "HealthCmd"}  # podman-systemd.unit(5)
+    assert set(re.findall(r"^(\w+)=", section["Container"], re.M)) <= known

@@ -230,6 +230,19 @@ def test_scaling_follows_the_estimated_queue(own_folder):
     assert "replicas" not in resources["Deployment"]["spec"], "an apply would undo the scaler's number"
 
 
+def test_samples_are_accepted_and_preempt_nobody():
+    with open(os.path.join(KUBERNETES, "samples", "lend.yaml")) as file:
+        one = by_kind(file.read())["PriorityClass"]
+    assert not violations(one) and one["value"] < 0 and one["preemptionPolicy"] == "Never" and not one["globalDefault"]
+    with open(os.path.join(KUBERNETES, "samples", "kueue.yaml")) as file:
+        queues = by_kind(file.read())
+    assert queues["LocalQueue"]["spec"]["clusterQueue"] == queues["ClusterQueue"]["metadata"]["name"]
+    (group,) = queues["ClusterQueue"]["spec"]["resourceGroups"]
+    for flavor in group["flavors"]:
+        assert [r["name"] for r in flavor["resources"]] == group["coveredResources"]
+        assert all(r["nominalQuota"] == 0 for r in flavor["resources"])  # borrowed alone
+
+
 # ---- The daemon.
 
 def make_certificate(folder):

@@ -335,10 +335,10 @@ void CallRunner::Handle(Attempt& attempt) {
 absl::Status CallRunner::StatusOf(const Attempt& attempt) const {
   absl::Status status = core_.connections.NameProxy(FromGrpc(attempt.rpc->status()));
   if (absl::IsCancelled(status)) {
-    status = absl::UnavailableError(
-        attempt.connection->retired()
-            ? "the connection was closed because its peer did not answer"
-            : absl::StrCat("the server cancelled the call: ", status.message()));
+    status = attempt.connection->retired()
+                 ? ServerIsSilent()
+                 : absl::UnavailableError(
+                       absl::StrCat("the server cancelled the call: ", status.message()));
   }
   bool late = core_.clock.Now() >= deadline_;
   if (late && absl::IsUnavailable(status)) return absl::DeadlineExceededError(status.message());
@@ -366,12 +366,10 @@ bool CallRunner::ResendWithoutResidual(const Attempt& attempt, const absl::Statu
   return false;
 }
 
-// A small shard's bytes are sent as fast as they are copied.
 bool CallRunner::Shares(int64_t shard) const {
-  constexpr int64_t kSmallShard = int64_t{64} << 10;
   if (core_.shared_memory == nullptr || tries_[shard].unshared) return false;
   int64_t bytes = call_.LargerMessage(shard);
-  if (bytes < kSmallShard) return false;
+  if (bytes < SharedTensors::kFewBytes) return false;
   // Outputs that come in the reply may be too large for one message.
   return !call_.keeps() || core_.shared_memory->takes_kept_outputs() ||
          bytes <= streams_.above_bytes;

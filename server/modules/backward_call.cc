@@ -22,7 +22,8 @@ struct ModuleCalls::Gradient {
   CallRows rows;
   LayerRange layers;
   CallDropout dropout;
-  std::string digest;  // of rows, layers, seed and offset, and then of dy too
+  std::string digest;  // of rows, layers, seed and offset, and then of dy too, unless nothing is
+                       // added
   Payloads payloads;
   v1::ModuleBackwardResult result;
 };
@@ -46,6 +47,7 @@ absl::Status CheckHeader(const v1::ModuleBackwardHeader& header) {
   const v1::ModuleForwardHeader& forward = header.forward();
   if (forward.has_options()) return none("forward.options", "some");
   if (forward.payload_size() > 0) return none("forward.payload", "some");
+  if (forward.has_shared_memory()) return none("forward.shared_memory", "some");
   if (!forward.training()) {
     return FieldError(reason::kBadField, "forward.training", "true", "false");
   }
@@ -59,7 +61,7 @@ std::vector<PayloadSpec> SpecsOf(const ModuleGraph& graph, const CallRows& rows,
   if (with_forward) specs = ForwardInputs(graph, rows, layers.first);
   const int64_t bytes = ActivationBytes(graph, rows, layers.end);
   specs.push_back({kDyField, "dy", bytes, true});
-  if (with_forward) specs.push_back({kYField, "y", bytes, false});
+  if (with_forward) specs.push_back({kYField, "y", bytes, false, false});
   if (!want_dx) return specs;
   const ModuleLayout& layout = graph.layout();
   if (layout.memory_width > 0) {
@@ -68,10 +70,6 @@ std::vector<PayloadSpec> SpecsOf(const ModuleGraph& graph, const CallRows& rows,
   }
   specs.push_back({kDxField, "dx", ActivationBytes(graph, rows, layers.first), false});
   return specs;
-}
-
-std::string WithBytes(const std::string& digest, absl::Span<const std::byte> dy) {
-  return digest + DigestOf({reinterpret_cast<const char*>(dy.data()), dy.size()});
 }
 
 }  // namespace
@@ -101,14 +99,15 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
     gradient.layers = kept.layers;
     gradient.digest = std::move(kept.digest);
   }
-  std::vector<PayloadSpec> specs = SpecsOf(graph, gradient.rows, gradient.layers,
-                                           header.has_forward(), header.want_dx());
-  ASSIGN_OR_RETURN(gradient.payloads,
-                   Payloads::Make(std::move(specs), header.payload(), deps_.staging));
+  std::vector<PayloadSpec> specs =
+      SpecsOf(graph, gradient.rows, gradient.layers, header.has_forward(), header.want_dx());
+  ASSIGN_OR_RETURN(gradient.payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
+                                                     MemoryOf(call), call.stream));
   RETURN_IF_ERROR(gradient.payloads.Receive(call.stream, type));
-  gradient.digest = WithBytes(gradient.digest, gradient.payloads[kDyField]);
+  if (!header.no_weight_gradients()) {
+    gradient.digest += payload_digests_.Of(gradient.payloads[kDyField]);
+  }
   RETURN_IF_ERROR(Differentiate(call, gradient));
-  gradient.payloads.Forget(kYField);
   gradient.payloads.List(*gradient.result.mutable_payload());
   return gradient.payloads.Send(call.stream, FramedHeader(gradient.result));
 }
@@ -117,10 +116,10 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
 absl::StatusOr<ActivationId> ModuleCalls::Recompute(RegisteredModule::Hold& hold,
                                                     Gradient& gradient, const ModuleCall& call) {
   if (gradient.kept == 0) {
-    return RunForward(hold,
-                      {&gradient.rows, gradient.layers, gradient.dropout,
-                       gradient.header.forward().makes_room()},
-                      true, gradient.payloads, call.wait);
+    return RunForward(
+        hold,
+        {&gradient.rows, gradient.layers, gradient.dropout, gradient.header.forward().makes_room()},
+        true, gradient.payloads, call.wait);
   }
   std::optional<KeptForward> kept = hold.Find(gradient.kept);
   if (kept.has_value()) return kept->activation;

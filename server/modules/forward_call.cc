@@ -33,8 +33,8 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
   ASSIGN_OR_RETURN(const LayerRange layers, DecodeLayers(header, graph));
   std::vector<PayloadSpec> specs = ForwardInputs(graph, rows, layers.first);
   specs.push_back({kYField, "y", ActivationBytes(graph, rows, layers.end), false});
-  ASSIGN_OR_RETURN(Payloads payloads,
-                   Payloads::Make(std::move(specs), header.payload(), deps_.staging));
+  ASSIGN_OR_RETURN(Payloads payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
+                                                     MemoryOf(call), call.stream));
   RETURN_IF_ERROR(payloads.Receive(call.stream, type));
 
   const bool keep = header.training() && module->record().limits.kept_rows > 0;
@@ -54,7 +54,8 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
     result.set_sequence(hold.sequence());
     if (keep) {
       const absl::Time expires = ActivationsExpire(header.options());
-      const uint64_t kept = hold.Keep({activation, rows, dropout, layers, ForwardDigest(header), expires});
+      const uint64_t kept =
+          hold.Keep({activation, rows, dropout, layers, ForwardDigest(header), expires});
       v1::Residual& residual = *result.mutable_activations();
       residual.set_token(deps_.table.ActivationToken(*module, kept));
       residual.set_expires_unix_ms(static_cast<uint64_t>(absl::ToUnixMillis(expires)));

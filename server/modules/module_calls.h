@@ -24,6 +24,7 @@
 #include "server/modules/compute_turns.h"
 #include "server/modules/module_table.h"
 #include "server/modules/payloads.h"
+#include "server/modules/running_digest.h"
 #include "server/modules/state_root.h"
 #include "server/rpc/call_log_limit.h"
 
@@ -44,6 +45,7 @@ class ModuleCalls {
     ModuleTable& table;
     ModuleEngine& engine;
     StagingPool& staging;
+    SharedMemoryTable& shared_memory;
     ModuleMetrics& metrics;
     std::vector<std::string> devices;
     absl::Duration activation_ttl, max_activation_ttl;
@@ -102,6 +104,9 @@ class ModuleCalls {
   absl::Status GetTensors(ModuleCall& call);
 
   absl::Status CheckNotDraining() const;
+  PayloadMemory MemoryOf(const ModuleCall& call) const {
+    return {deps_.staging, deps_.shared_memory, call.caller};
+  }
   // Its turn at each device that the module is on.
   using Turns = std::vector<ComputeTurns::Turn>;
   absl::StatusOr<Turns> TakeDevices(const ModuleCall& call, const RegisteredModule& module);
@@ -114,6 +119,7 @@ class ModuleCalls {
   std::vector<std::string> NamesOf(const EnginePlan& plan) const;  // each once
 
   const Deps deps_;
+  const PayloadDigests payload_digests_;
   std::vector<ComputeTurns> turns_;  // [devices]
   std::atomic<bool> draining_{false};
 };

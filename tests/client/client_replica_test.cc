@@ -108,7 +108,8 @@ TEST(ClientReplicas, AreFoundByName) {
 // Forwards of `p`, one after the other, over a client of two daemons, the second of which is frozen
 // before them. None fails, and what the frozen one holds is delayed once.
 void CallWithOneFrozen(const Problem& p, absl::Duration most) {
-  auto first = Start(absl::StrCat("thawed", p.q_len)), second = Start(absl::StrCat("frozen", p.q_len));
+  auto first = Start(absl::StrCat("thawed", p.q_len)),
+       second = Start(absl::StrCat("frozen", p.q_len));
   auto client = ConnectTo({first->address, second->address});
   ProblemInputs in = RandomInputs(p, 1);
   Outputs expected = RunForward(*MakeCpuBackend({.threads = 1}), p, in);

@@ -1,5 +1,6 @@
 """deploy/haproxy/haproxy.cfg as shipped, run by Debian's haproxy in front of two daemons: calls, streams, cancellation,
 drained and killed daemons, limits of an address, and floods by a client that holds a certificate."""
+import collections
 import concurrent.futures
 import itertools
 import os
@@ -12,6 +13,7 @@ import subprocess
 import threading
 import time
 
+import grpc
 import numpy as np
 import oracle
 import pytest
@@ -66,7 +68,7 @@ def configuration_with(options=()):
     with open(CONFIGURATION) as file:
         text = file.read()
     for option in options:
-        assert len(re.findall(rf"^    #{option}", text, re.M)) == 1, option
+        assert re.search(rf"^    #{option}", text, re.M), option
         text = re.sub(rf"^    #{option}", f"    {option}", text, flags=re.M)
     return text
 
@@ -120,12 +122,37 @@ class Proxy:
         return subprocess.run([ATTNCTL, "--address", self.address, "--tls-ca", ca, "--tls-cert", cert, "--tls-key", key,
                                *arguments], capture_output=True, text=True, timeout=60)
 
+    def channel(self):
+        return channel_of(self.address, self._certificates)
+
     def peer(self, source="127.0.0.2"):
         return RawPeer(self.address, tls_context(*self.tls()[:3]), source)
 
     def stop(self):
         self.process.terminate()
         self.process.wait()
+
+
+def channel_of(address, certificates):
+    """gRPC's own, with the client's certificate."""
+    ca, key, cert = ((certificates / name).read_bytes() for name in ("clients.pem", "trainer.key", "trainer.crt"))
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert))
+
+
+def check_header_spreads(proxy, daemons):
+    """Each module's calls go to one daemon, over all connections; counted by the daemons."""
+    places = collections.defaultdict(set)
+    for _ in range(3):
+        with proxy.channel() as channel:
+            ask = channel.unary_unary("/attnd.v1.Modules/ListModules")
+            for number in range(12):
+                before = [one.metric("attnd_module_calls_total") for one in daemons]
+                ask(b"", metadata=[("attnd-module", f"module-{number}")], timeout=20)
+                after = [one.metric("attnd_module_calls_total") for one in daemons]
+                (place,) = [n for n in range(2) if after[n] > before[n]]
+                places[number].add(place)
+    assert all(len(found) == 1 for found in places.values())
+    assert set().union(*places.values()) == {0, 1}
 
 
 def wait_until(condition, seconds=20):
@@ -190,6 +217,14 @@ def test_configuration_is_valid_with_its_commented_lines(certificates, tmp_path)
     check_configuration(path, settings_for(certificates, tmp_path))
 
 
+def test_configuration_is_valid_with_daemons_behind_a_name(certificates, tmp_path):
+    path, text = tmp_path / "haproxy.cfg", configuration_with(["server-template"])
+    text = re.sub(r"^    server attnd\d .*\n", "", text, flags=re.M)
+    path.write_text(re.sub(r"^#(resolvers dns|    parse-resolv-conf)$", r"\1", text, flags=re.M))
+    assert "\nresolvers dns\n    parse-resolv-conf\n" in path.read_text()
+    check_configuration(path, settings_for(certificates, tmp_path))
+
+
 def test_calls_of_each_client_come_through_and_go_to_both_daemons(proxy, daemons, rng):
     q, k, v = tensors(rng)
     with proxy.connect() as client:
@@ -200,6 +235,10 @@ def test_calls_of_each_client_come_through_and_go_to_both_daemons(proxy, daemons
     done = proxy.attnctl("bench", "--shape", "1,1,4,64", "--concurrency-range", "4", "--duration", "0.3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(requests([daemon], code="OK") > 10 for daemon in daemons)
+
+
+def test_the_header_spreads_modules_over_daemons_and_keeps_each_at_one(proxy, daemons):
+    check_header_spreads(proxy, daemons)
 
 
 def test_large_tensors_are_streamed_both_ways_over_few_connections(proxy, rng):

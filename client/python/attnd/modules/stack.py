@@ -33,7 +33,7 @@ from .parameters import GradientState, RemoteParameter, stack_of
 from .parts import Parts
 from .states import add_inner_hooks, add_stack_hooks, drop_inner_hooks
 from .stepping import Stepping
-from .watch import Watch, has_hooks, refuse_hooks
+from .watch import Watch, has_hooks, refuse_captures, refuse_hooks
 
 __all__ = ["RemoteStack", "layout_of", "replaced", "stack_of"]
 
@@ -439,6 +439,7 @@ class RemoteStack(Stepping, nn.Module):
         if self._local:
             raise FailedPrecondition("local_weights: expected no call of the layers in this block: they run on the daemon, "
                                      "which gets the weights at its end")
+        refuse_captures()
         changed = self._refresh()
         self._is_new |= changed
         return changed

@@ -77,14 +77,14 @@ class Stepping:
         found = self._owners.get(name)
         return None if found is None else found()
 
-    def stage(self, optimizer: Any, steps: Dict[str, StepValues], inverse: float, checked: bool = False) -> None:
-        """Parameters' steps. With checked=False only looks whether they can be done."""
+    def stage(self, optimizer: Any, steps: Dict[str, Tuple[StepValues, float]], inverse: float, checked: bool = False) -> None:
+        """Parameters' steps, and what their gradients are multiplied by. With checked=False only looks whether they can be done."""
         with self._lock:
             if self._staged.keys() & steps.keys():
                 self.flush()
             made: Dict[str, Tuple[StepValues, float]] = {}
             live = any(not state.is_zero and not state.is_lost for state in self._grads.values())
-            for name, values in steps.items():
+            for name, (values, sign) in steps.items():
                 state = self._grads.get(name)
                 if state is None:
                     continue
@@ -97,7 +97,7 @@ class Stepping:
                     raise FailedPrecondition(f"step: the gradient of {name} was set to 0 and is not finite on the daemon: "
                                              "call zero_grad() for all parameters")
                 self._check_values(values)
-                made[name] = values, (0.0 if state.is_zero else state.factor) * inverse
+                made[name] = values, (0.0 if state.is_zero else state.factor) * inverse * sign
             if not checked:
                 return
             self._staged.update(made)
