@@ -30,7 +30,7 @@ class Model(nn.Module):
 def work(rank, meeting):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORKERS)
-    attnd.torch.connect(wait_for_ready=True, timeout=120)
+    attnd.torch.connect(wait_for_ready=True, timeout=120, precision="f16")  # a V100 computes layers in 16 bits
     torch.manual_seed(1)  # the same weights everywhere
     model = Model()
     # "local": weights and gradients are PyTorch's own, so DDP averages them as ever.

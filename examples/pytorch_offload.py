@@ -30,7 +30,7 @@ class Model(nn.Module):
         return self.head(self.encoder(self.tokens(tokens) + self.places.weight))
 
 
-attnd.torch.connect(wait_for_ready=True, timeout=120)
+attnd.torch.connect(wait_for_ready=True, timeout=120, precision="f16")  # a V100 computes layers in 16 bits
 torch.manual_seed(1)
 model = Model()
 model.encoder.layers = attnd.torch.offload(model.encoder.layers)  # the first of two lines that differ

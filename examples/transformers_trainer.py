@@ -20,7 +20,7 @@ rows = torch.randint(2, 32, (512, 16))
 rows[torch.arange(0, 512, 2), torch.randint(16, (256,))] = 1  # the task: does symbol 1 occur?
 samples = [{"input_ids": row, "labels": (row == 1).any().long()} for row in rows]
 
-attnd.transformers.offload(model, os.environ.get("ATTND_ADDRESS", "127.0.0.1:7070"))
+attnd.transformers.offload(model, os.environ.get("ATTND_ADDRESS", "127.0.0.1:7070"), precision="f16")  # as a V100 does
 optimizer = attnd.torch.optimizer(torch.optim.AdamW(model.parameters(), lr=2e-3))
 with tempfile.TemporaryDirectory() as folder:
     options = TrainingArguments(output_dir=folder, per_device_train_batch_size=32, num_train_epochs=4, logging_steps=16,

@@ -204,8 +204,8 @@ KEPT = {
 
 def misspelt(*arguments):
     names = r"\b\w*[a-z][A-Z]\w*\b"  # whose parts are words: AddressIn
-    return subprocess.run([sys.executable, "-m", "codespell_lib", "--ignore-words", WORDS, "--ignore-regex", names, *arguments],
-                          cwd=ROOT, capture_output=True, text=True).stdout
+    command = [sys.executable, "-m", "codespell_lib", "--ignore-words", WORDS, "--ignore-regex", names]
+    return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True).stdout
 
 
 def test_words_are_spelt_right(tmp_path):

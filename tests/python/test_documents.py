@@ -112,6 +112,15 @@ def test_python_of_arrays_runs_on_a_gpu_without_float32(gpu_daemon, tmp_path):
     paste("docs/numpy.md", gpu_daemon.address, tmp_path)
 
 
+def test_first_training_runs_on_a_v100(gpu_daemon, tmp_path):
+    """README's, on an emulated one: two steps."""
+    pytest.importorskip("torch")
+    program, = of_kind("README.md", "python")
+    assert "range(101)" in program
+    (tmp_path / "page.py").write_text(program.replace("range(101)", "range(2)").replace(ADDRESS, gpu_daemon.address))
+    assert "step 0: loss 2." in run([sys.executable, str(tmp_path / "page.py")], gpu_daemon.address, tmp_path)
+
+
 def commands(page):
     for block in of_kind(page, "sh"):
         yield from filter(None, (shlex.split(line, comments=True) for line in block.splitlines()))

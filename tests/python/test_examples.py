@@ -14,7 +14,7 @@ PROGRAMS = {  # the packages that each needs, and what its output must match
     "draw_masks.py": ([], r"26816 of 65536 .*\n.*array: 0\.0"),
     "pytorch_attention.py": (["torch"], r"step 0: loss [23]\.\d*\n(.*\n)*step 150: loss 0\.0"),
     "pytorch_offload.py": (["torch"], r"step 25: loss [12]\.\d*\n(.*\n)*step 100: loss 0\.0\d*\nsaved "),
-    "data_parallel.py": (["torch"], r"step 100: loss 0\.0(.|\n)*worker \d: the weights add up to (.*)\n.*up to \2\n"),
+    "data_parallel.py": (["torch"], r"(?s)(?=.*step 100: loss 0\.0).*add up to (\S+).*add up to \1"),
     "sparse_training.py": (["torch"], r"(.*dense\n)+switched to sparse attention\n(step.*sparse\n)+(?<=0\.00\d, sparse\n)"),
     "jax_attention.py": (["jax"], r"step 0: loss 0\.[2-9]\d*\n(.*\n)*step 200: loss 0\.00"),
     "transformers_trainer.py": (["torch", "transformers", "accelerate"],
