@@ -197,7 +197,8 @@ def gradient_of_a_state(draw):
 
     def act(twin):
         first = twin.net.layers[0](twin.net.inp(x))
-        twin.seen, = torch.autograd.grad(twin.net.layers[2](first).square().sum(), first)
+        if first.requires_grad:
+            twin.seen, = torch.autograd.grad(twin.net.layers[2](first).square().sum(), first)
     return act
 
 

@@ -129,6 +129,21 @@ def test_attention_takes_length_before_heads_and_sixteen_bits_on_the_wire(precis
     check(ours, tensors, *exact(plain, tensors), scale={None: 1, "f16": 2.0**9, "bf16": 2.0**12}[precision])
 
 
+@pytest.mark.parametrize("size", [1e-5, 1e-8, 1e-12, 0.0])
+def test_small_gradients_survive_float16_on_the_wire(client, size):
+    q, k, v, bias, d_o = [make(2, 3, 9, n).detach().requires_grad_() for n in (16, 16, 16, 9, 16)]
+    found = []
+    for scale in (size, 1.0):
+        out = remote.attention(q, k, v, bias=bias, precision="f16")
+        found.append(torch.autograd.grad(out, (q, k, v, bias), (d_o * scale).detach()))
+        arrays = [x.detach().numpy() for x in (q, k, v)]
+        r = client.forward(*arrays, bias=bias.detach().numpy(), precision="f16", bias_grad=True)
+        g = client.backward((d_o * scale).detach().numpy(), r, dlse=np.float32(scale) * r.lse, bias_grad=True)
+        found[-1] += tuple(map(torch.from_numpy, (g.dq, g.dk, g.dv, g.dbias)))
+    for small, whole in zip(*found):
+        torch.testing.assert_close(small, whole * size, rtol=1e-2, atol=1e-2 * size * float(whole.abs().max()))
+
+
 @pytest.mark.parametrize("dtype", UNIT, ids=str)
 def test_numpy_client_takes_tensors_by_dlpack(client, dtype):
     torch.set_default_device("cpu")

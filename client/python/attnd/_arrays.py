@@ -6,6 +6,7 @@ has no bfloat16 of its own.
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any, Dict, NamedTuple, Optional, Protocol, Sequence, Tuple, Union
 
 import numpy as np
@@ -69,6 +70,19 @@ def cast(tensor: Tensor, element: str) -> Tensor:
     if element == "bf16":
         return Tensor(_bfloat16_bits(floats), element)
     return Tensor(floats.astype(_BITS[element]), element)
+
+
+def lift(largest: float) -> float:
+    """The power of two that brings what is at most `largest`, and that far below 1, to about 1: float16 has nothing below
+    6e-8."""
+    if not 0 < largest < 0.5:
+        return 1.0
+    return math.ldexp(1.0, min(-math.frexp(largest)[1], 100))
+
+
+def largest(*arrays: Optional[Array]) -> float:
+    """Of their absolute numbers; NaN where one is."""
+    return max([float(np.abs(array).max()) for array in arrays if array is not None and array.size], default=0.0)
 
 
 def to_float32(tensor: Tensor) -> Array:

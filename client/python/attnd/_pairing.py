@@ -13,7 +13,7 @@ import numpy as np
 
 from . import _arrays
 from ._arrays import Array, Tensor
-from ._problem import BackwardInputs, Options, Problem, resolve, resolve_lse, resolve_rows
+from ._problem import BackwardInputs, Options, Problem, resolve, resolve_gradients, resolve_lse, resolve_rows
 from .errors import InvalidArgument, wrong, wrong_type
 from .masks.nodes import Mask
 from .results import ForwardCall, ForwardResult
@@ -58,8 +58,7 @@ def pair(dout: object, q: object, k: object, v: object, o: object, lse: object, 
             given = cast(Options, {**dict.fromkeys(before), **options})
     problem = resolve(q, k, v, bias_grad, **options)
     inputs = BackwardInputs(resolve_rows(problem, "o", o), resolve_lse(problem, "lse", lse),
-                            resolve_rows(problem, "dout", dout),
-                            None if dlse is None else resolve_lse(problem, "dlse", dlse))
+                            *resolve_gradients(problem, dout, dlse))
     if not all(name in before and _alike(value, before.get(name)) for name, value in given.items()):
         _check_contradictions(problem, q, k, v, before, options)
     return Backward(problem, inputs, residual)

@@ -206,6 +206,7 @@ class BackwardInputs(NamedTuple):
     lse: Array
     d_o: Tensor
     d_lse: Optional[Array]
+    factor: float = 1.0  # by which d_o and d_lse, and so all results, are multiplied
 
 
 def resolve(q: object, k: object, v: object, bias_grad: bool = False, **options: Unpack[Options]) -> Problem:
@@ -312,13 +313,29 @@ def _resolve(q: object, k: object, v: object, bias_grad: bool, options: Options)
 
 
 def resolve_rows(problem: Problem, field: str, value: object) -> Tensor:
-    """o, dout: a tensor of O's shape in the caller's layout, in the problem's element, heads first."""
+    """A tensor of O's shape in the caller's layout, in the problem's element, heads first."""
+    return _arrays.cast(_rows(field, value, problem), problem.element)
+
+
+def _rows(field: str, value: object, problem: Problem) -> Tensor:
     tensor = _heads_first(field, value, problem.layout)
     if tensor.bits.shape != problem.o_shape:
         raise wrong(field, f"shape {problem.callers_shape(problem.o_shape)}", _shape_of(value))
     if tensor.element not in (problem.result_element, problem.element):
         raise wrong(field, f"{_NAMES[problem.result_element]}, as q is", _NAMES[tensor.element])
-    return _arrays.cast(tensor, problem.element)
+    return tensor
+
+
+def resolve_gradients(problem: Problem, dout: object, dlse: object) -> Tuple[Tensor, Optional[Array], float]:
+    """dout and dlse, and what they have been multiplied by: results are linear in them, and float16 loses small ones."""
+    d_lse = None if dlse is None else resolve_lse(problem, "dlse", dlse)
+    given, factor = _rows("dout", dout, problem), 1.0
+    if (given.element, problem.element) == ("f32", "f16"):
+        factor = _arrays.lift(_arrays.largest(given.bits, d_lse))
+    if factor != 1.0:
+        given = Tensor(given.bits * np.float32(factor), "f32")
+        d_lse = None if d_lse is None else d_lse * np.float32(factor)
+    return _arrays.cast(given, problem.element), d_lse, factor
 
 
 def resolve_out(problem: Problem, field: str, value: object, shape: Tuple[int, ...]) -> Tensor:

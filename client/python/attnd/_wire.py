@@ -209,7 +209,8 @@ class BackwardBuffers:
                  wire: Optional[Wire] = None) -> None:
         wire = wire or choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits, inputs.o.bits,
                                                 inputs.d_o.bits, *[c and c.bits for c in callers]))
-        packed = self.packed = pack(problem, wire, bias_gradient)
+        packed, self._factor = pack(problem, wire, bias_gradient), inputs.factor
+        self.packed = packed
         o, d_o = wire.pack(inputs.o.bits), wire.pack(inputs.d_o.bits)
         self._read = o, d_o, inputs.lse, inputs.d_lse  # memory that the C structure points to
         sent = packed.q, packed.k, packed.v, packed.bias, o, d_o, inputs.lse, inputs.d_lse
@@ -222,8 +223,13 @@ class BackwardBuffers:
             *[made.array for made in self._made], self.d_bias, self._d_sink)])
 
     def finish(self) -> List[Tensor]:
-        """dQ, dK and dV in the caller's element, heads first."""
-        return [made.finish() for made in self._made]
+        """dQ, dK and dV in the caller's element, heads first. Once."""
+        found = [made.finish() for made in self._made]
+        if self._factor != 1.0:
+            for array in [*[tensor.bits for tensor in found], self.d_bias, self._d_sink]:
+                if array is not None:
+                    array *= np.float32(1 / self._factor)
+        return found
 
     @property
     def d_sink(self) -> Optional[Array]:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from . import _checks
 from ._arrays import Tensor as Bits
+from ._arrays import lift
 from ._capture import note, wished
 from ._connection import Connection
 from ._connection import torch_connections as _connections
@@ -424,6 +425,11 @@ def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, resi
     if copies is None:
         inputs = _fetch_inputs(transfer, wire, q, k, v, bias, mask)
         copies = _Copies(inputs, transfer.fetch("o", o, wire), transfer.fetch("lse", lse))
+    factor = 1.0
+    if wire == torch.float16 and d_o.dtype == torch.float32 and d_o.numel():
+        factor = lift(max(float(torch.linalg.vector_norm(d, math.inf)) for d in (d_o, d_lse) if d is not None))
+        if factor != 1:
+            d_o, d_lse = d_o * factor, None if d_lse is None else d_lse * factor
     host_d_o, host_d_lse = transfer.fetch("dout", d_o, wire), transfer.fetch_if("dlse", d_lse)
     made = [_empty_result(tensor, options, tensor.shape[-1]) for tensor in (q, k, v)]
     transfer.wait()
@@ -442,6 +448,8 @@ def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, resi
         d_bias = send(torch.from_numpy(g.dbias), q.device).to(bias.dtype)
     if g.dsink is not None and sink is not None:
         d_sink = send(torch.from_numpy(g.dsink), q.device).to(sink.dtype)
+    for gradient in (d_q, d_k, d_v, d_bias, d_sink) if factor != 1 else ():
+        gradient.mul_(1 / factor)
     return d_q, d_k, d_v, d_bias, d_sink
 
 

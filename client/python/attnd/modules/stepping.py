@@ -84,6 +84,7 @@ class Stepping:
                 self.flush()
             made: Dict[str, Tuple[StepValues, float]] = {}
             live = any(not state.is_zero and not state.is_lost for state in self._grads.values())
+            there = self.in_module() if any(state.is_zero for state in self._grads.values()) else set()
             for name, (values, sign) in steps.items():
                 state = self._grads.get(name)
                 if state is None:
@@ -93,6 +94,9 @@ class Stepping:
                 if state.is_lost:
                     raise FailedPrecondition("step: the daemon has cleared these gradients with the step before: call "
                                              "zero_grad() and backward() between two steps")
+                if state.is_zero and self._module is not None and name not in there:
+                    raise FailedPrecondition(f"step: {name} is frozen, and its gradient was set to 0, not to None, by which "
+                                             "PyTorch would step it: call zero_grad(set_to_none=True)")
                 if state.is_zero and live and not math.isfinite(self.gradient_norm(name, 2)):
                     raise FailedPrecondition(f"step: the gradient of {name} was set to 0 and is not finite on the daemon: "
                                              "call zero_grad() for all parameters")
