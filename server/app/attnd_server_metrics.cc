@@ -4,6 +4,7 @@
 
 #include "server/app/attnd_server.h"
 #include "server/keep/keep.h"
+#include "server/metrics/resident_memory.h"
 #include "server/modules/modules.h"
 #include "server/rpc/calls.h"
 #include "server/rpc/rpc_server.h"
@@ -29,6 +30,7 @@ void AttndServer::SampleState() {
   sampled.AddGauge("attnd_staging_pool_peak_used_bytes",
                    "Most staging memory in use at once since the start.", {},
                    [this] { return static_cast<double>(staging_.peak_used()); });
+  AddResidentBytes(staging_.memory(), sampled);
   SampleSharedMemory();
   SampleMasks();
   SampleCaptures();

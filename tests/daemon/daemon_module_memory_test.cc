@@ -9,7 +9,9 @@
 #include "kernels/layers/cpu/cpu_module_engine.h"
 #include "tests/daemon/daemon_health.h"
 #include "tests/daemon/module_caller.h"
+#include "tests/fixtures/daemon_counts.h"
 #include "tests/fixtures/daemon_fixture.h"
+#include "tests/fixtures/wire_request.h"
 
 namespace attnd {
 namespace {
@@ -29,6 +31,42 @@ v1::RegisterModuleRequest WideRegistration() {
     for (int n = 0; n < parameter.shape_size(); ++n) parameter.set_shape(n, kWidth);
   }
   return request;
+}
+
+double ResidentOf(const Counts& counts, const char* kind) {
+  return counts.Of("attnd_resident_bytes", {{"kind", kind}});
+}
+
+// Within a tenth of what the system says: all kinds together, and modules and staging memory as
+// they come.
+TEST(DaemonModuleMemory, IsToldWithAllThatTheProcessHolds) {
+  ServerOptions options = WithMetrics();
+  options.modules.memory = {96 * kMiB, 96 * kMiB};
+  Daemon daemon(CpuDeviceOf(MakeCpuBackend({.threads = 1}), 1), options);
+  const Counts counts(daemon);
+  ModuleCaller caller(daemon.NewChannel());
+  v1::RegisterModuleResponse registered;
+  ASSERT_TRUE(caller.Register(SmallRegistration("warm"), registered).ok());
+  ExpectHealthy(daemon);
+  const double tensors = ResidentOf(counts, "tensors"), staging = ResidentOf(counts, "staging");
+  const auto before = static_cast<double>(ResidentBytes());
+  ASSERT_TRUE(caller.Register(WideRegistration(), registered).ok());
+  const double of_module = static_cast<double>(registered.status().host_bytes());
+  EXPECT_GT(of_module, 30 * kMiB);
+  EXPECT_NEAR(ResidentOf(counts, "tensors") - tensors, of_module, of_module / 10);
+  EXPECT_NEAR(static_cast<double>(ResidentBytes()) - before, of_module, of_module / 10);
+
+  grpc::ClientContext context;
+  v1::ForwardResponse reply;
+  const grpc::Status status =  // 12 MiB in
+      daemon.stub().Forward(&context, MakeForward(SmallProblem(1024, 128), 1), &reply);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  const double staged = ResidentOf(counts, "staging") - staging;
+  EXPECT_GT(staged, 12 * kMiB);
+  EXPECT_LT(staged, 24 * kMiB);
+
+  const double all = counts.Of("process_resident_memory_bytes", {});
+  EXPECT_NEAR(counts.Of("attnd_resident_bytes", {}), all, all / 10);
 }
 
 TEST(DaemonModuleMemory, IsGoneOnceModulesAreReleased) {

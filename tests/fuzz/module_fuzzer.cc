@@ -1,6 +1,7 @@
 #include "tests/fuzz/module_fuzzer.h"
 
 #include <google/protobuf/message.h>
+#include <malloc.h>
 #include <time.h>
 
 #include <algorithm>
@@ -12,15 +13,15 @@
 
 #include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "modules/check_rows.h"
 #include "kernels/layers/cpu/cpu_module_engine.h"
+#include "modules/check_rows.h"
 #include "modules/graph.h"
 #include "modules/module_engine.h"
-#include "tests/layers/random_module.h"
 #include "proto/attnd/v1/module.pb.h"
 #include "proto/attnd/v1/module_codec.h"
 #include "proto/attnd/v1/rows_codec.h"
 #include "tests/fuzz/choices.h"
+#include "tests/layers/random_module.h"
 
 namespace attnd {
 namespace {
@@ -57,12 +58,26 @@ class Spoiler {
     const int64_t how = choices_.Between(0, 7);
     if (how == 0 && size > 0) return of.RemoveLast(&message, &field);
     const bool is_message = field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
+    if (how == 3 && size > 0) return Lengthen(message, of, field);
     if (!is_message)
       return how < 4 || size == 0 ? Add(message, of, field) : Swap(message, of, field);
     if (size == 0 || how == 1) return Spoil(*of.AddMessage(&message, &field));
     if (how == 2) return Swap(message, of, field);
     Spoil(*of.MutableRepeatedMessage(&message, &field,
                                      static_cast<int>(choices_.Between(0, size - 1))));
+  }
+  // The last entry again and again, to the list's limit and beyond, or some.
+  void Lengthen(Message& message, const Reflection& of, const FieldDescriptor& field) {
+    constexpr int64_t kLengths[] = {2, 8, 64, 65, 512, 513};
+    const int64_t length = kLengths[choices_.Between(0, 5)];
+    for (int size = of.FieldSize(message, &field); size < length; ++size) {
+      if (field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+        Message& added = *of.AddMessage(&message, &field);
+        added.CopyFrom(of.GetRepeatedMessage(message, &field, size - 1));
+      } else {
+        Add(message, of, field);
+      }
+    }
   }
   void Swap(Message& message, const Reflection& of, const FieldDescriptor& field) {
     const int last = of.FieldSize(message, &field) - 1;
@@ -276,6 +291,11 @@ double ThreadSeconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
+int64_t HeapBytes() {
+  const struct mallinfo2 heap = mallinfo2();
+  return static_cast<int64_t>(heap.uordblks + heap.hblkhd);
+}
+
 // One for the process, as a server has.
 ModuleEngine& Engine() {
   static const auto& backend = *new std::unique_ptr<Backend>(MakeCpuBackend({.threads = 1}));
@@ -290,9 +310,11 @@ FuzzedModule FuzzModule(const uint8_t* data, size_t size) {
   ModuleEngine& engine = Engine();
   const v1::RegisterModuleRequest request = RequestOf(choices);
   FuzzedModule result;
+  const int64_t before = HeapBytes();
   const double begun = ThreadSeconds();
   absl::StatusOr<Case> checked = Check(request, engine);
   result.check_seconds = ThreadSeconds() - begun;
+  result.check_bytes = HeapBytes() - before;
   if (!checked.ok()) return result;
   auto instance = engine.Make(checked->module, checked->limits, checked->plan);
   CHECK(instance.ok()) << instance.status();

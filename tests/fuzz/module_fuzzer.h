@@ -12,6 +12,7 @@ namespace attnd {
 struct FuzzedModule {
   bool was_run = false;
   double check_seconds = 0;  // of the processor, until it was refused or planned
+  int64_t check_bytes = 0;   // of the heap that its result holds
 };
 
 FuzzedModule FuzzModule(const uint8_t* data, size_t size);
