@@ -128,9 +128,9 @@ std::vector<StreamedPayload> PayloadsOf(const SentForward& inputs) {
 }
 
 template <class Message, class Header, class Result>
-absl::Status Exchange(const ClientCore& core, int address, const char* method, Header header,
-                      std::vector<StreamedPayload> payloads, std::vector<Landing> landings,
-                      Result& result, ModuleTry& attempt) {
+absl::Status Exchange(const ClientCore& core, int address, const CallMetadata& metadata,
+                      const char* method, Header header, std::vector<StreamedPayload> payloads,
+                      std::vector<Landing> landings, Result& result, ModuleTry& attempt) {
   NamePayloads(payloads, header);
   const int64_t bytes = BytesOf(payloads);
   PayloadMessages request(header.SerializeAsString(), std::move(payloads));
@@ -142,8 +142,8 @@ absl::Status Exchange(const ClientCore& core, int address, const char* method, H
                               return message;
                             },
                         .take = [&](grpc::ByteBuffer& message) { return reply.Take(message); }};
-  RETURN_IF_ERROR(RunStream(core, address, method, bytes, ends, attempt.deadline, attempt.options,
-                            attempt.pushback));
+  RETURN_IF_ERROR(RunStream(core, address, method, metadata, bytes, ends, attempt.deadline,
+                            attempt.options, attempt.pushback));
   return reply.CheckComplete();
 }
 
@@ -196,7 +196,8 @@ absl::Status ModuleRpcs::Unary(const char* method, const google::protobuf::Messa
                                google::protobuf::MessageLite& reply, ModuleTry& attempt) const {
   attempt.pushback = {};
   return CallUnary(core_, address_, absl::StrCat("/attnd.v1.Modules/", method),
-                   request.SerializeAsString(), attempt.deadline, attempt.options, reply);
+                   request.SerializeAsString(), attempt.deadline, attempt.options, reply,
+                   metadata_);
 }
 
 absl::Status ModuleRpcs::Register(const v1::RegisterModuleRequest& request,
@@ -221,7 +222,8 @@ absl::Status ModuleRpcs::ReleaseActivations(const std::string& token, ModuleTry&
   request.set_token(token);
   v1::ReleaseResidualResponse reply;
   return CallUnary(core_, address_, "/attnd.v1.Attention/ReleaseResidual",
-                   request.SerializeAsString(), attempt.deadline, attempt.options, reply);
+                   request.SerializeAsString(), attempt.deadline, attempt.options, reply,
+                   metadata_);
 }
 absl::Status ModuleRpcs::GradientStats(const v1::GradientStatsRequest& request,
                                        v1::GradientStatsResponse& reply, ModuleTry& attempt) const {
@@ -235,9 +237,9 @@ absl::Status ModuleRpcs::Step(const v1::StepRequest& request, v1::StepResponse& 
 absl::Status ModuleRpcs::Forward(v1::ModuleForwardHeader header, const SentForward& inputs,
                                  absl::Span<std::byte> y, v1::ModuleForwardResult& result,
                                  ModuleTry& attempt) const {
-  return Exchange<v1::ModuleForwardResponse>(core_, address_, "/attnd.v1.Modules/Forward",
-                                             std::move(header), PayloadsOf(inputs), {{kY, y}},
-                                             result, attempt);
+  return Exchange<v1::ModuleForwardResponse>(core_, address_, metadata_,
+                                             "/attnd.v1.Modules/Forward", std::move(header),
+                                             PayloadsOf(inputs), {{kY, y}}, result, attempt);
 }
 
 absl::Status ModuleRpcs::Backward(v1::ModuleBackwardHeader header, const SentForward* inputs,
@@ -249,9 +251,9 @@ absl::Status ModuleRpcs::Backward(v1::ModuleBackwardHeader header, const SentFor
   std::vector<Landing> landings;
   if (!out.d_memory.empty()) landings.push_back({kDMemory, out.d_memory});
   if (!out.dx.empty()) landings.push_back({kDx, out.dx});
-  return Exchange<v1::ModuleBackwardResponse>(core_, address_, "/attnd.v1.Modules/Backward",
-                                              std::move(header), std::move(payloads),
-                                              std::move(landings), result, attempt);
+  return Exchange<v1::ModuleBackwardResponse>(
+      core_, address_, metadata_, "/attnd.v1.Modules/Backward", std::move(header),
+      std::move(payloads), std::move(landings), result, attempt);
 }
 
 absl::Status ModuleRpcs::Put(const v1::PutTensorsHeader& header, const SentPut& put,
@@ -266,7 +268,7 @@ absl::Status ModuleRpcs::Put(const v1::PutTensorsHeader& header, const SentPut& 
                               answered = true;
                               return Parse(message, reply);
                             }};
-  RETURN_IF_ERROR(RunStream(core_, address_, "/attnd.v1.Modules/PutTensors", bytes, ends,
+  RETURN_IF_ERROR(RunStream(core_, address_, "/attnd.v1.Modules/PutTensors", metadata_, bytes, ends,
                             attempt.deadline, attempt.options, attempt.pushback));
   return answered ? absl::OkStatus() : Malformed("is missing");
 }
@@ -293,7 +295,7 @@ absl::Status ModuleRpcs::Get(const v1::GetTensorsRequest& request, const Place& 
                               return Serialize(request);
                             },
                         .take = take};
-  RETURN_IF_ERROR(RunStream(core_, address_, "/attnd.v1.Modules/GetTensors", 0, ends,
+  RETURN_IF_ERROR(RunStream(core_, address_, "/attnd.v1.Modules/GetTensors", metadata_, 0, ends,
                             attempt.deadline, attempt.options, attempt.pushback));
   return landings.empty() ? absl::OkStatus() : landings.back().CheckComplete();
 }

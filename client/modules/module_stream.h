@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "client/call/client_core.h"
+#include "client/call/unary_call.h"
 #include "client/channels/grpc_status.h"
 #include "client/types/call_options.h"
 
@@ -54,7 +55,7 @@ struct StreamEnds {
 // `bytes`: how many travel, for the choice of a connection. `pushback`: what the server wishes of
 // retries, also after an error.
 absl::Status RunStream(const ClientCore& core, int address, const std::string& method,
-                       int64_t bytes, const StreamEnds& ends, absl::Time deadline,
-                       const CallOptions& options, Pushback& pushback);
+                       const CallMetadata& metadata, int64_t bytes, const StreamEnds& ends,
+                       absl::Time deadline, const CallOptions& options, Pushback& pushback);
 
 }  // namespace attnd
