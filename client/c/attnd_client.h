@@ -297,6 +297,12 @@ ATTND_API void attnd_module_free(attnd_module* module);
 ATTND_API int attnd_module_release(attnd_module* module, attnd_call* call);
 ATTND_API int attnd_module_status(attnd_module* module, attnd_call* call);
 ATTND_API int attnd_module_list(attnd_client* client, attnd_call* call);
+/* Before any backward: `ranks` processes train the module, and rank r's backwards have the numbers
+ * r, r + ranks, ... Each calls the same steps, which wait until all ranks' backwards are there and
+ * are done once. After a put of one rank the others follow. */
+ATTND_API int attnd_module_join(attnd_module* module, int32_t rank, int32_t ranks,
+                                attnd_call* call);
+ATTND_API int attnd_module_follow(attnd_module* module, attnd_call* call);
 /* The state that calls name, and how many backwards have been called on it. */
 ATTND_API uint64_t attnd_module_sequence(const attnd_module* module);
 ATTND_API uint32_t attnd_module_micro_batches(const attnd_module* module);

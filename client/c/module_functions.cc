@@ -180,6 +180,19 @@ int attnd_module_list(attnd_client* client, attnd_call* call) {
   });
 }
 
+int attnd_module_join(attnd_module* module, int32_t rank, int32_t ranks, attnd_call* call) {
+  return call->Run([&] {
+    return Guard([&] {
+      return module->module->Join(static_cast<uint32_t>(rank), static_cast<uint32_t>(ranks));
+    });
+  });
+}
+
+int attnd_module_follow(attnd_module* module, attnd_call* call) {
+  return call->Run(
+      [&] { return Guard([&] { return module->module->Follow(call->MakeCallOptions()); }); });
+}
+
 uint64_t attnd_module_sequence(const attnd_module* module) { return module->module->sequence(); }
 uint32_t attnd_module_micro_batches(const attnd_module* module) {
   return module->module->micro_batches();
@@ -224,8 +237,8 @@ int attnd_module_gradient_stats(attnd_module* module, attnd_call* call) {
 int attnd_module_parameter_stats(attnd_module* module, int32_t all_norms, attnd_call* call) {
   return call->Run([&] {
     return Guard([&] {
-      return attnd::Finish(*call, module->module->GradientStats(call->MakeCallOptions(), true,
-                                                                all_norms != 0));
+      return attnd::Finish(
+          *call, module->module->GradientStats(call->MakeCallOptions(), true, all_norms != 0));
     });
   });
 }

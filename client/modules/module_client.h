@@ -3,8 +3,7 @@
 //     Register(layout, options) → RemoteModule: Forward, Backward, Step, Put, Get
 //
 // It uses an AttentionClient's connections, credentials, deadlines and retries. A module lives at
-// one address; others of the client's are not asked. Any thread; the client outlives it and each of
-// its modules.
+// one address at a time. Any thread; the client outlives it and each of its modules.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +30,9 @@ class ModuleClient {
  public:
   static constexpr int64_t kReplayBytes = int64_t{512} << 20;
 
-  explicit ModuleClient(const AttentionClient& client, int address = 0)
+  // `address`: of its modules; −1: each where it has most room, and other calls are about address
+  // 0.
+  explicit ModuleClient(const AttentionClient& client, int address = -1)
       : core_(client.core()), address_(address) {}
 
   // `replay_bytes`: of calls that are kept for replay where the server does not keep their state.
@@ -50,7 +51,7 @@ class ModuleClient {
 
  private:
   ModuleTry TryOf(const CallOptions& options) const;
-  ModuleRpcs rpcs() const { return ModuleRpcs(core_, address_); }
+  ModuleRpcs rpcs() const { return ModuleRpcs(core_, address_ < 0 ? 0 : address_); }
 
   const ClientCore& core_;
   const int address_;

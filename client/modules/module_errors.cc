@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/types/error_detail.h"
 #include "proto/google/rpc/error_details.pb.h"
@@ -38,6 +39,17 @@ bool IsActivationPressure(const absl::Status& status) {
 }
 
 bool IsRegionUnknown(const absl::Status& status) { return HasReason(status, {"REGION_UNKNOWN"}); }
+
+bool IsGradientBehind(const absl::Status& status) {
+  if (!HasReason(status, {"GRADIENT_INCOMPLETE"})) return false;
+  const ErrorDetail detail = *DetailOf(status);
+  auto number = [&](absl::string_view key) {
+    auto found = detail.metadata.find(std::string(key));
+    int64_t value = 0;
+    return found != detail.metadata.end() && absl::SimpleAtoi(found->second, &value) ? value : -1;
+  };
+  return number("held") >= 0 && number("held") < number("expected");
+}
 
 bool IsStepDone(const absl::Status& status, uint64_t sequence) {
   if (!HasReason(status, {"STEP_OUT_OF_ORDER", "SEQUENCE_MISMATCH"})) return false;

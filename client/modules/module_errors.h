@@ -22,6 +22,9 @@ bool IsActivationPressure(const absl::Status& status);
 // The server does not know the shared memory that a call named.
 bool IsRegionUnknown(const absl::Status& status);
 
+// Not all micro-batches that a call names have been added: others of a group are yet to come.
+bool IsGradientBehind(const absl::Status& status);
+
 // The call that ends `sequence` has been done: its reply was lost, and the server with it.
 bool IsStepDone(const absl::Status& status, uint64_t sequence);
 

@@ -6,6 +6,7 @@
 
 #include "base/status_macros.h"
 #include "client/modules/module_errors.h"
+#include "client/modules/module_placement.h"
 #include "client/modules/module_tensors.h"
 #include "client/modules/remote_module.h"
 
@@ -38,7 +39,10 @@ absl::Status RemoteModule::Replay(const v1::ModuleStatus& found, absl::Time dead
     unused_.clear();
     // One ahead is a Step or Put whose reply was lost: what tries it again finds out.
     if (found.sequence() == sequence_ + 1) return absl::OkStatus();
-    if (!log_.CanReplayFrom(found.sequence())) return StateLost(found.sequence(), sequence_);
+    const bool is_others = ranks_ > 1 && found.sequence() != sequence_;
+    if (is_others || !log_.CanReplayFrom(found.sequence())) {
+      return StateLost(found.sequence(), sequence_);
+    }
     entries = log_.From(found.sequence());
   }
   for (const RedoLog::Entry& entry : entries) {
@@ -88,15 +92,27 @@ absl::Status RemoteModule::ReplayEnd(uint64_t sequence, size_t micro_batches,
 bool RemoteModule::Move(uint64_t life, absl::Time deadline, const CallOptions& options) {
   absl::MutexLock lock(&mutex_);
   if (life_ != life) return true;  // another thread has
-  const int addresses = core_.connections.address_count();
-  if (addresses == 1) return false;
+  if (core_.connections.address_count() == 1 || ranks_ > 1) return false;
   absl::StatusOr<ModuleContents> contents = Contents(deadline, options);
   if (!contents.ok()) return false;
-  for (int n = 1; n < addresses; ++n) {
-    const int address = (address_ + n) % addresses;
-    if (MoveTo(address, *contents, deadline, options).ok()) return true;
+  const absl::StatusOr<int> address = PlaceModule(core_, request_, address_, deadline, options);
+  return address.ok() && MoveTo(*address, *contents, deadline, options).ok();
+}
+
+bool RemoteModule::FailOver(uint64_t life, absl::Time deadline, const CallOptions& options) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (life_ != life) return true;  // another thread has
+    if (core_.connections.address_count() == 1 || ranks_ > 1) return false;
+    {
+      absl::MutexLock log_lock(&log_mutex_);
+      if (!log_.CanReplayFrom(0)) return false;
+    }
+    const absl::StatusOr<int> address = PlaceModule(core_, request_, address_, deadline, options);
+    if (!address.ok()) return false;
+    address_ = *address;
   }
-  return false;
+  return Recover(life, deadline, options).ok();
 }
 
 absl::StatusOr<RemoteModule::ModuleContents> RemoteModule::Contents(

@@ -157,8 +157,8 @@ std::optional<SharedTensors> Share(const ClientCore& core, const Exchanged& call
 
 // The tensors travel.
 template <class Header, class Result>
-absl::Status StreamCall(const ClientCore& core, int address, Exchanged call, const Header& header,
-                        Result& result, ModuleTry& attempt) {
+absl::Status StreamCall(const ClientCore& core, int address, const CallMetadata& metadata,
+                        Exchanged call, const Header& header, Result& result, ModuleTry& attempt) {
   const int64_t bytes = BytesOf(call.inputs);
   PayloadMessages request(header.SerializeAsString(), std::move(call.inputs));
   StreamReply reply(call.outputs, [&result](const std::string& bytes) {
@@ -171,7 +171,7 @@ absl::Status StreamCall(const ClientCore& core, int address, Exchanged call, con
                               return message;
                             },
                         .take = [&](grpc::ByteBuffer& message) { return reply.Take(message); }};
-  RETURN_IF_ERROR(RunStream(core, address, call.method, bytes, ends, attempt.deadline,
+  RETURN_IF_ERROR(RunStream(core, address, call.method, metadata, bytes, ends, attempt.deadline,
                             attempt.options, attempt.pushback));
   return reply.CheckComplete();
 }
@@ -179,11 +179,12 @@ absl::Status StreamCall(const ClientCore& core, int address, Exchanged call, con
 // After a failure the daemon may still use the memory; EndUse waits for it to let go. A daemon that
 // was started anew knows the regions no more: then the tensors travel.
 template <class Header, class Result>
-absl::Status Exchange(const ClientCore& core, int address, Exchanged call, Header header,
-                      Result& result, ModuleTry& attempt) {
+absl::Status Exchange(const ClientCore& core, int address, const CallMetadata& metadata,
+                      Exchanged call, Header header, Result& result, ModuleTry& attempt) {
   if (std::optional<SharedTensors> shared = Share(core, call); shared.has_value()) {
     *header.mutable_shared_memory() = shared->message();
-    absl::Status done = StreamCall(core, address, {call.method, {}, {}}, header, result, attempt);
+    absl::Status done =
+        StreamCall(core, address, metadata, {call.method, {}, {}}, header, result, attempt);
     if (done.ok()) shared->Land();
     if (!done.ok()) core.shared_memory->EndUse(shared->message().use());
     if (!IsRegionUnknown(done)) return done;
@@ -191,7 +192,7 @@ absl::Status Exchange(const ClientCore& core, int address, Exchanged call, Heade
     header.clear_shared_memory();
   }
   NamePayloads(call.inputs, header);
-  return StreamCall(core, address, std::move(call), header, result, attempt);
+  return StreamCall(core, address, metadata, std::move(call), header, result, attempt);
 }
 
 // The messages of one PutTensors.
@@ -243,7 +244,8 @@ absl::Status ModuleRpcs::Unary(const char* method, const google::protobuf::Messa
                                google::protobuf::MessageLite& reply, ModuleTry& attempt) const {
   attempt.pushback = {};
   return CallUnary(core_, address_, absl::StrCat("/attnd.v1.Modules/", method),
-                   request.SerializeAsString(), attempt.deadline, attempt.options, reply);
+                   request.SerializeAsString(), attempt.deadline, attempt.options, reply,
+                   metadata_);
 }
 
 absl::Status ModuleRpcs::Register(const v1::RegisterModuleRequest& request,
@@ -268,7 +270,8 @@ absl::Status ModuleRpcs::ReleaseActivations(const std::string& token, ModuleTry&
   request.set_token(token);
   v1::ReleaseResidualResponse reply;
   return CallUnary(core_, address_, "/attnd.v1.Attention/ReleaseResidual",
-                   request.SerializeAsString(), attempt.deadline, attempt.options, reply);
+                   request.SerializeAsString(), attempt.deadline, attempt.options, reply,
+                   metadata_);
 }
 absl::Status ModuleRpcs::GradientStats(const v1::GradientStatsRequest& request,
                                        v1::GradientStatsResponse& reply, ModuleTry& attempt) const {
@@ -284,7 +287,7 @@ absl::Status ModuleRpcs::Forward(v1::ModuleForwardHeader header, const SentForwa
                                  ModuleTry& attempt) const {
   Exchanged call{"/attnd.v1.Modules/Forward", PayloadsOf(inputs), {}};
   AddUnlessEmpty(kY, "y", y, call.outputs);
-  return Exchange(core_, address_, std::move(call), std::move(header), result, attempt);
+  return Exchange(core_, address_, metadata_, std::move(call), std::move(header), result, attempt);
 }
 
 absl::Status ModuleRpcs::Backward(v1::ModuleBackwardHeader header, const SentForward* inputs,
@@ -295,7 +298,7 @@ absl::Status ModuleRpcs::Backward(v1::ModuleBackwardHeader header, const SentFor
   call.inputs.push_back({kDy, dy});
   AddUnlessEmpty(kDMemory, "d_memory", out.d_memory, call.outputs);
   AddUnlessEmpty(kDx, "dx", out.dx, call.outputs);
-  return Exchange(core_, address_, std::move(call), std::move(header), result, attempt);
+  return Exchange(core_, address_, metadata_, std::move(call), std::move(header), result, attempt);
 }
 
 absl::Status ModuleRpcs::Put(const v1::PutTensorsHeader& header, const SentPut& put,
@@ -310,7 +313,7 @@ absl::Status ModuleRpcs::Put(const v1::PutTensorsHeader& header, const SentPut& 
                               answered = true;
                               return Parse(message, reply);
                             }};
-  RETURN_IF_ERROR(RunStream(core_, address_, "/attnd.v1.Modules/PutTensors", bytes, ends,
+  RETURN_IF_ERROR(RunStream(core_, address_, "/attnd.v1.Modules/PutTensors", metadata_, bytes, ends,
                             attempt.deadline, attempt.options, attempt.pushback));
   return answered ? absl::OkStatus() : Malformed("is missing");
 }
@@ -337,7 +340,7 @@ absl::Status ModuleRpcs::Get(const v1::GetTensorsRequest& request, const Place& 
                               return Serialize(request);
                             },
                         .take = take};
-  RETURN_IF_ERROR(RunStream(core_, address_, "/attnd.v1.Modules/GetTensors", 0, ends,
+  RETURN_IF_ERROR(RunStream(core_, address_, "/attnd.v1.Modules/GetTensors", metadata_, 0, ends,
                             attempt.deadline, attempt.options, attempt.pushback));
   return landings.empty() ? absl::OkStatus() : landings.back().CheckComplete();
 }

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "client/call/client_core.h"
 #include "client/channels/grpc_status.h"
+#include "client/call/unary_call.h"
 #include "client/modules/redo_log.h"
 #include "client/types/call_options.h"
 #include "proto/attnd/v1/module.pb.h"
@@ -31,7 +32,12 @@ struct BackwardOutputsOfModule {
 
 class ModuleRpcs {
  public:
-  ModuleRpcs(const ClientCore& core, int address) : core_(core), address_(address) {}
+  // `name`: of the module, in the metadata of each call, by which a proxy keeps its calls at one
+  // daemon; empty: of no module.
+  ModuleRpcs(const ClientCore& core, int address, const std::string& name = "")
+      : core_(core), address_(address) {
+    if (!name.empty()) metadata_.emplace_back("attnd-module", name);
+  }
 
   const ClientCore& core() const { return core_; }
 
@@ -68,6 +74,7 @@ class ModuleRpcs {
 
   const ClientCore& core_;
   const int address_;
+  CallMetadata metadata_;
 };
 
 }  // namespace attnd

@@ -120,11 +120,12 @@ grpc::ByteBuffer PayloadMessages::Next() {
 }
 
 absl::Status RunStream(const ClientCore& core, int address, const std::string& method,
-                       int64_t bytes, const StreamEnds& ends, absl::Time deadline,
-                       const CallOptions& options, Pushback& pushback) {
+                       const CallMetadata& metadata, int64_t bytes, const StreamEnds& ends,
+                       absl::Time deadline, const CallOptions& options, Pushback& pushback) {
   CompletionQueues::Borrowed borrowed(core.queues);
   grpc::ClientContext context;
   PrepareContext(core.options, deadline, context);
+  for (const auto& [key, value] : metadata) context.AddMetadata(key, value);
   const absl::Time begun = core.clock.Now();
   std::shared_ptr<Connection> connection = core.connections.Acquire(bytes, {}, address);
   connection->Enter(&context);
@@ -133,11 +134,17 @@ absl::Status RunStream(const ClientCore& core, int address, const std::string& m
   {
     std::stop_callback cancel(options.stop, [&context] { context.TryCancel(); });
     PollHook poll_hook(options.poll_hook);
+    absl::Time moved_at = begun;
     while (!stream.ended()) {
       void* tag;
       bool ok;
       const auto until = absl::ToChronoTime(absl::Now() + PollHook::kInterval);
-      if (borrowed.Next(&tag, &ok, until)) stream.OnEvent(tag, ok);
+      if (borrowed.Next(&tag, &ok, until)) {
+        stream.OnEvent(tag, ok);
+        moved_at = core.clock.Now();
+      } else if (core.clock.Now() - moved_at >= Connections::kSilence) {
+        core.connections.Suspect(address, moved_at);
+      }
       poll_hook.Poll();
     }
   }
@@ -145,6 +152,7 @@ absl::Status RunStream(const ClientCore& core, int address, const std::string& m
   core.connections.Release(*connection, bytes);
   pushback = PushbackOf(context);
   absl::Status status = core.connections.NameProxy(stream.status());
+  if (absl::IsCancelled(status) && connection->retired()) status = ServerIsSilent();
   if (absl::IsUnavailable(status)) {
     core.connections.ReportUnavailable(address, begun);
     core.connections.Reconnect(*connection);

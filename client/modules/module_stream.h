@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "client/call/client_core.h"
+#include "client/call/unary_call.h"
 #include "client/channels/grpc_status.h"
 #include "client/modules/kept_bytes.h"
 #include "client/types/call_options.h"
@@ -52,7 +53,7 @@ struct StreamEnds {
 // `bytes`: how many travel, for the choice of a connection. `pushback`: what the server wishes of
 // retries, also after an error.
 absl::Status RunStream(const ClientCore& core, int address, const std::string& method,
-                       int64_t bytes, const StreamEnds& ends, absl::Time deadline,
-                       const CallOptions& options, Pushback& pushback);
+                       const CallMetadata& metadata, int64_t bytes, const StreamEnds& ends,
+                       absl::Time deadline, const CallOptions& options, Pushback& pushback);
 
 }  // namespace attnd

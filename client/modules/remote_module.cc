@@ -11,6 +11,7 @@
 #include "client/call/poll_hook.h"
 #include "client/channels/retry.h"
 #include "client/modules/module_errors.h"
+#include "client/modules/module_placement.h"
 #include "client/types/error_detail.h"
 
 namespace attnd {
@@ -25,7 +26,11 @@ constexpr absl::Duration kReleaseTimeout = absl::Milliseconds(500);
 
 RemoteModule::RemoteModule(const ClientCore& core, int address, v1::RegisterModuleRequest request,
                            int64_t replay_bytes)
-    : core_(core), request_(std::move(request)), address_(address), log_(replay_bytes) {}
+    : core_(core),
+      request_(std::move(request)),
+      is_placed_(address < 0 && !request_.dry_run()),
+      address_(std::max(address, 0)),
+      log_(replay_bytes) {}
 
 absl::StatusOr<absl::Time> RemoteModule::Deadline(const CallOptions& options) const {
   absl::Duration timeout = options.timeout.value_or(core_.options.timeout);
@@ -68,6 +73,11 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
       RETURN_IF_ERROR(Recover(life, deadline, options));
       continue;
     }
+    const bool is_gone = absl::IsUnavailable(status) && !DetailOf(status).has_value();
+    if (recovers && is_gone && recoveries < kMaxRecoveries && FailOver(life, deadline, options)) {
+      ++recoveries;
+      continue;
+    }
     if (recovers && IsDraining(status) && recoveries < kMaxRecoveries &&
         Move(life, deadline, options)) {
       ++recoveries;
@@ -89,6 +99,12 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
 absl::StatusOr<v1::RegisterModuleResponse> RemoteModule::Register(const CallOptions& options) {
   v1::RegisterModuleResponse reply;
   ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
+  if (is_placed_) {
+    absl::StatusOr<int> address = PlaceModule(core_, request_, -1, deadline, options);
+    if (!address.ok() && !absl::IsUnavailable(address.status())) return address.status();
+    absl::MutexLock lock(&mutex_);
+    address_ = address.value_or(address_);
+  }
   RETURN_IF_ERROR(Persist(
       options, deadline,
       [&](ModuleTry& attempt) {
@@ -107,6 +123,48 @@ absl::StatusOr<v1::RegisterModuleResponse> RemoteModule::Register(const CallOpti
   for (uint32_t end : reply.status().micro_batches())
     micro_batches_ = std::max(micro_batches_, end);
   return reply;
+}
+
+absl::Status RemoteModule::Join(uint32_t rank, uint32_t ranks) {
+  constexpr uint32_t kMaxRanks = 1 << 16;
+  if (ranks < 1 || ranks > kMaxRanks || rank >= ranks) {
+    return absl::InvalidArgumentError(absl::StrCat("rank: expected one below ranks, of 1..",
+                                                   kMaxRanks, ", got ", rank, " of ", ranks));
+  }
+  absl::MutexLock lock(&mutex_);
+  rank_ = rank;
+  ranks_ = ranks;
+  absl::MutexLock log_lock(&log_mutex_);
+  log_.Begin(sequence_);
+  micro_batches_ = 0;
+  return absl::OkStatus();
+}
+
+absl::Status RemoteModule::Follow(const CallOptions& options) {
+  absl::MutexLock changing(&changing_);
+  ASSIGN_OR_RETURN(const v1::ModuleStatus found, GetStatus(options));
+  absl::MutexLock lock(&mutex_);
+  sequence_ = found.sequence();
+  optimizer_step_ = found.optimizer_step();
+  absl::MutexLock log_lock(&log_mutex_);
+  log_.Begin(sequence_);
+  micro_batches_ = 0;
+  unused_.clear();
+  return absl::OkStatus();
+}
+
+uint32_t RemoteModule::GroupsMicroBatches() const { return ranks_ * micro_batches(); }
+
+// Others are late by what their computation takes longer, so that a few milliseconds cost little.
+absl::Status RemoteModule::AwaitGroup(const ModuleTry& attempt,
+                                      absl::FunctionRef<absl::Status()> call) const {
+  constexpr absl::Duration kFirst = absl::Milliseconds(1), kLongest = absl::Milliseconds(50);
+  for (absl::Duration delay = kFirst;; delay = std::min(2 * delay, kLongest)) {
+    absl::Status status = call();
+    const bool waits = ranks_ > 1 && IsGradientBehind(status);
+    if (!waits || core_.clock.Now() + delay >= attempt.deadline) return status;
+    RETURN_IF_ERROR(WaitFor(delay, attempt.options));
+  }
 }
 
 absl::Status RemoteModule::Forward(const v1::ModuleForwardHeader& call,
@@ -174,7 +232,7 @@ absl::Status RemoteModule::Backward(const Activations& activations, absl::Span<c
   if (!no_weight_gradients) {
     absl::ReaderMutexLock lock(&mutex_);
     absl::MutexLock log_lock(&log_mutex_);
-    kept.micro_batch = micro_batches_++;
+    kept.micro_batch = rank_ + ranks_ * micro_batches_++;
     log_.Add(kept);  // at once: a recovery needs all numbers below one that has been added
   }
   bool resend = false;
@@ -205,10 +263,10 @@ absl::StatusOr<v1::GradientStatsResponse> RemoteModule::GradientStats(const Call
     v1::GradientStatsRequest request;
     request.set_token(token_);
     request.set_sequence(sequence_);
-    request.set_micro_batches(micro_batches());
+    request.set_micro_batches(GroupsMicroBatches());
     request.set_by_parameter(by_parameter);
     request.set_all_norms(all_norms);
-    return rpcs().GradientStats(request, reply, attempt);
+    return AwaitGroup(attempt, [&] { return rpcs().GradientStats(request, reply, attempt); });
   }));
   return reply;
 }
@@ -216,13 +274,13 @@ absl::StatusOr<v1::GradientStatsResponse> RemoteModule::GradientStats(const Call
 absl::StatusOr<v1::StepResponse> RemoteModule::Step(v1::StepRequest request,
                                                     const CallOptions& options) {
   absl::MutexLock changing(&changing_);
-  request.set_micro_batches(micro_batches());
   v1::StepResponse reply;
   absl::Status status = Persist(options, [&](ModuleTry& attempt) {
     absl::ReaderMutexLock lock(&mutex_);
     request.set_token(token_);
     request.set_sequence(sequence_);
-    return rpcs().Step(request, reply, attempt);
+    request.set_micro_batches(GroupsMicroBatches());
+    return AwaitGroup(attempt, [&] { return rpcs().Step(request, reply, attempt); });
   });
   if (IsStepDone(status, sequence())) {
     ASSIGN_OR_RETURN(v1::ModuleStatus found, GetStatus(options));

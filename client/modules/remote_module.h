@@ -6,8 +6,15 @@
 // Exactly once. A Backward or Step that is tried again names the same sequence and number; the
 // server knows those that it has done. MODULE_LOST, after a restart say: the module is registered
 // again by its name, and the calls that the server no longer knows of are replayed from the
-// RedoLog, which gives the same bits. Beyond the log: FAILED_PRECONDITION STATE_LOST. From a server
-// that drains the module moves to the client's next address, where its sequence begins anew.
+// RedoLog, which gives the same bits. Beyond the log: FAILED_PRECONDITION STATE_LOST. A server that
+// is gone or frozen is left in the same way, where the log reaches back to the registration and the
+// client has another address (PlaceModule says which). From a server that drains the module is
+// taken to another one, where its sequence begins anew.
+//
+// A group (Join): several RemoteModules, in as many processes, train one module. Rank r of n
+// numbers its micro-batches r, r + n, ..., and each rank calls the same Step: the server does it
+// when all micro-batches are there, once, and the others get its reply. A rank's log has its own
+// calls alone, so that a module whose sequence is lost is STATE_LOST, and it stays at its address.
 //
 // Threads: any; Forward and Backward may run beside each other, Step, Put and recovery alone. Each
 // thread that calls waits for its own call. The client outlives it.
@@ -54,11 +61,17 @@ class RemoteModule {
     absl::Span<std::byte> to;
   };
 
+  // `address`: −1: where PlaceModule says.
   RemoteModule(const ClientCore& core, int address, v1::RegisterModuleRequest request,
                int64_t replay_bytes);
 
   // Once, before any other call. The answer's plan is all there is of a dry run.
   absl::StatusOr<v1::RegisterModuleResponse> Register(const CallOptions& options);
+
+  // From now on one of `ranks`, before any Backward of the sequence. INVALID_ARGUMENT.
+  absl::Status Join(uint32_t rank, uint32_t ranks);
+  // Another of the group has put tensors: the sequence is the server's from here on.
+  absl::Status Follow(const CallOptions& options);
 
   // `call`: rows, training, seed, offset, layers. `keep`: null: nothing is kept for a Backward.
   absl::Status Forward(const v1::ModuleForwardHeader& call, const ForwardInputsOfModule& in,
@@ -83,9 +96,14 @@ class RemoteModule {
   void Drop(const Activations& activations);
 
   uint64_t sequence() const;
-  uint32_t micro_batches() const;  // so far in the sequence
+  uint32_t micro_batches() const;  // so far in the sequence, those of this rank
 
  private:
+  // Of the whole group, where each rank has called as many as this one.
+  uint32_t GroupsMicroBatches() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Calls again while micro-batches of other ranks are missing.
+  absl::Status AwaitGroup(const ModuleTry& attempt, absl::FunctionRef<absl::Status()> call) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   using TryOnce = absl::FunctionRef<absl::Status(ModuleTry&)>;
   // Tries until it works, fails for good, or the deadline has come.
   absl::Status Persist(const CallOptions& options, TryOnce attempt);
@@ -100,6 +118,9 @@ class RemoteModule {
   static absl::Status ReplayBackward(const ModuleRpcs& rpcs, const std::string& token,
                                      uint64_t sequence, const SentBackward& kept,
                                      ModuleTry& attempt);
+  // Makes the module at another address of the client's of all that has been called, after its
+  // server has gone. False: the log does not reach back to its beginning, or there is no other.
+  bool FailOver(uint64_t life, absl::Time deadline, const CallOptions& options);
   // Takes the module, with the gradients so far, from a server that drains to another address of
   // the client's. False: it stays, and the call may be tried again later.
   bool Move(uint64_t life, absl::Time deadline, const CallOptions& options);
@@ -121,10 +142,13 @@ class RemoteModule {
   // The state is the next sequence's from here on.
   void Advance(StateChange change, uint64_t durable) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  ModuleRpcs rpcs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ModuleRpcs(core_, address_); }
+  ModuleRpcs rpcs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return ModuleRpcs(core_, address_, request_.name());
+  }
 
   const ClientCore& core_;
   const v1::RegisterModuleRequest request_;
+  const bool is_placed_;
   mutable absl::Mutex changing_;  // held by Step and Put for their whole time
   mutable absl::Mutex mutex_;     // shared by calls on the state, exclusive where it changes
   int address_ ABSL_GUARDED_BY(mutex_);
@@ -132,6 +156,7 @@ class RemoteModule {
   uint64_t life_ ABSL_GUARDED_BY(mutex_) = 0;  // registrations so far
   uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t optimizer_step_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t rank_ ABSL_GUARDED_BY(mutex_) = 0, ranks_ ABSL_GUARDED_BY(mutex_) = 1;
   mutable absl::Mutex log_mutex_;  // after mutex_
   uint32_t micro_batches_ ABSL_GUARDED_BY(log_mutex_) = 0;
   // Of the present sequence and life: token and bytes of x.

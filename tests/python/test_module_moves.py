@@ -3,6 +3,7 @@ import os
 import re
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -41,6 +42,51 @@ def check_same(found, expected):
         np.testing.assert_array_equal(found[name], array)
 
 
+def home_of(daemons):
+    """The one that has the module."""
+    return next(one for one in daemons if one.metric("attnd_modules") > 0)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_module_is_made_anew_elsewhere_when_its_daemon_is_gone(daemon, rng, how):
+    """In the middle of a step, by replay; the seconds that it takes are those in which the daemon is known to be gone."""
+    xs, dys, weights = data(rng, 5)
+    expected, _ = run(daemon.address, xs, dys, weights)
+    daemons = [Daemon(), Daemon()]
+    try:
+        took = []
+
+        def end(_, step):
+            if step == 2:
+                home_of(daemons).process.send_signal(how)
+                took.append(time.monotonic())
+            if step == 3:
+                took.append(time.monotonic())
+        found, _ = run([one.address for one in daemons], xs, dys, weights, end)
+        check_same(found, expected)
+        print(f"{how.name}: {took[1] - took[0]:.1f} s")
+    finally:
+        for one in daemons:
+            one.stop()
+
+
+def test_modules_are_spread_over_daemons_and_found_by_name(daemon):
+    daemons = [Daemon(), Daemon(), Daemon()]
+    clients = [attnd.connect([one.address for one in daemons]) for _ in range(6)]
+    try:
+        for n, client in enumerate(clients):
+            attnd.register(small_layout(), client, name=f"m{n}", max_rows=64)
+        assert [one.metric("attnd_modules") for one in daemons] == [2, 2, 2]
+        for n, client in enumerate(reversed(clients)):
+            attnd.register(small_layout(), client, name=f"m{n}", max_rows=64)
+        assert [one.metric("attnd_modules") for one in daemons] == [2, 2, 2], "those that were there"
+    finally:
+        for client in clients:
+            client.close()
+        for one in daemons:
+            one.stop()
+
+
 def test_module_moves_to_another_daemon_while_its_own_drains(daemon, rng):
     """In the middle of steps, so that gradients move too; each daemon comes back before the next move."""
     xs, dys, weights = data(rng, 2 * MOVES + 1)
@@ -50,7 +96,7 @@ def test_module_moves_to_another_daemon_while_its_own_drains(daemon, rng):
         def end(module, step):
             if step % 2 == 0:
                 return
-            old = daemons[step // 2 % 2]
+            old = home_of(daemons)
             old.process.send_signal(signal.SIGTERM)
             while old.process.poll() is None:
                 module.forward(xs[0, 0])  # one of these moves it, and the daemon ends

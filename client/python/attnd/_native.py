@@ -149,6 +149,8 @@ _PROTOTYPES.update({
     "attnd_module_release": (ctypes.c_int, [_pointer, _pointer]),
     "attnd_module_status": (ctypes.c_int, [_pointer, _pointer]),
     "attnd_module_list": (ctypes.c_int, [_pointer, _pointer]),
+    "attnd_module_join": (ctypes.c_int, [_pointer, ctypes.c_int32, ctypes.c_int32, _pointer]),
+    "attnd_module_follow": (ctypes.c_int, [_pointer, _pointer]),
     "attnd_module_sequence": (ctypes.c_uint64, [_pointer]),
     "attnd_module_micro_batches": (ctypes.c_uint32, [_pointer]),
     "attnd_module_forward": (ctypes.c_int, [_pointer, ctypes.POINTER(ModuleForward), _pointer]),

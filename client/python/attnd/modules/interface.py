@@ -1,7 +1,7 @@
 """offload, optimizer, clip_grad_norm_, fetch, assign_ and local_weights, as attnd.torch has them."""
 from __future__ import annotations
 
-from typing import Literal, Optional
+from typing import Any, Literal, Optional
 
 import torch
 
@@ -9,7 +9,8 @@ from .. import _checks
 from .._connection import torch_connections
 from .._operator_options import check_precision
 from .._problem import Precision
-from ..errors import brief
+from ..errors import brief, wrong
+from .group import Ranks, mark_for_ddp
 from .local import assign_, fetch, local_weights
 from .optimizer import RemoteOptimizer, clip_grad_norm_, take_replaced
 from .stack import RemoteStack, StackOptions, stack_of
@@ -21,7 +22,7 @@ __all__ = ["assign_", "clip_grad_norm_", "fetch", "local_weights", "offload", "o
 def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = "server", name: Optional[str] = None,
             precision: Optional[Precision] = None, max_rows: Optional[int] = None, kept_rows: Optional[int] = None,
             durability: Literal["process", "host", "disk"] = "process", replay_mib: int = 512,
-            timeout: Optional[float] = None, server: str = "") -> RemoteStack:
+            timeout: Optional[float] = None, server: str = "", group: Any = None) -> RemoteStack:
     """The layers of a ModuleList or Sequential, or one layer, as one module on a daemon: docs/MODULES.md.
 
         model.encoder.layers = attnd.torch.offload(model.encoder.layers)
@@ -31,7 +32,8 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
     .grad, and changed weights are sent before the next forward. name: under which the daemon knows it; None: a random one,
     given up with the stack. precision: None: float32 where the connection has none of its own. max_rows, kept_rows: rows of
     a call, and of all between forward and backward; None: the first call's, and twice as many. durability: what the daemon
-    keeps of it through a restart. replay_mib: of calls kept here for what it does not.
+    keeps of it through a restart. replay_mib: of calls kept here for what it does not. group: a torch.distributed group
+    whose ranks train one module together, as DistributedDataParallel's do: docs/FLEET.md.
 
     Raises TypeError for a layer that cannot be offloaded, naming why.
     """
@@ -43,7 +45,12 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
     element = check_precision(precision or torch_connections.precision(server)) or "f32"
     options = StackOptions(optimizer == "server", not several, name, element, max_rows, kept_rows, durability, replay_mib,
                            timeout)
-    return RemoteStack(named, torch_connections.client(server), options)
+    ranks = None if group is None else Ranks(group)
+    if ranks is not None and optimizer == "local":
+        raise wrong("group", "None with optimizer=\"local\": DistributedDataParallel adds up gradients that come back",
+                    group)
+    mark_for_ddp()
+    return RemoteStack(named, torch_connections.client(server), options, ranks)
 
 
 @brief

@@ -24,6 +24,7 @@ from ..errors import AttndError, FailedPrecondition, Unimplemented, wrong
 from .calls import StackCall, adapt
 from .chain import LayerForward, call_layers, same, uncompiled
 from .describe import describe
+from .group import GroupModule, Ranks
 from .layers import Described, Variant, refuse
 from .layout import Layout
 from .leases import renew
@@ -87,8 +88,12 @@ class RemoteStack(Stepping, nn.Module):
     _anchor: Tensor  # stands for the parameters in autograd's graph
     _anchor_node: Any
 
-    def __init__(self, layers: Sequence[Tuple[str, nn.Module]], client: Client, options: StackOptions) -> None:
+    is_remote_stack = True  # also where this class is not imported
+
+    def __init__(self, layers: Sequence[Tuple[str, nn.Module]], client: Client, options: StackOptions,
+                 ranks: Optional[Ranks] = None) -> None:
         super().__init__()
+        self.ranks = ranks  # that train it together
         described = self._describe(layers)  # refuses before anything changes
         self._parts = Parts([f"{name}." for name, _ in layers], described)
         for name, layer in layers:
@@ -185,7 +190,7 @@ class RemoteStack(Stepping, nn.Module):
         """A stack with weights of its own, without gradients and an optimizer's moments."""
         self._fill_memo(memo)
         layers = [(name, _copied(layer, memo)) for name, layer in self._layers()]
-        made = RemoteStack(layers, self._client, self._options._replace(name=None))
+        made = RemoteStack(layers, self._client, self._options._replace(name=None), self.ranks)
         made.training = self.training
         memo[id(self)] = made
         return made
@@ -373,6 +378,10 @@ class RemoteStack(Stepping, nn.Module):
     def _register(self, variant: Variant, max_rows: int, memory_rows: int) -> None:
         """A module for such calls, with the state of the one before."""
         options, old = self._options, self._module
+        if self.ranks is not None and old is not None:
+            raise FailedPrecondition("offload: this call needs another module (more rows, another mask, frozen parameters, "
+                                     "dropout or optimizer), which a group cannot have one after the other: give offload "
+                                     "max_rows for the longest call, and make the optimizer before the first")
         layout = layout_of(self._layers(), variant, options.element)
         moments: Dict[str, Dict[str, Tensor]] = {}
         weights = self._weights
@@ -394,7 +403,11 @@ class RemoteStack(Stepping, nn.Module):
         ttl = _LEASE if options.name is None else _NAMED_LEASE
         wanted = Registration(layout, self._name, self._spec, (), max_rows, kept, options.durability, ttl,
                               memory_rows if layout.memory_width else 0)
-        module = Module(self._client, wanted, options.replay_mib, options.timeout)
+        if self.ranks is not None:
+            module: Module = GroupModule.make(self._client, self.ranks, wanted, options.timeout)
+            max_rows, memory_rows = module.registration.max_rows, module.registration.max_memory_rows
+        else:
+            module = Module(self._client, wanted, options.replay_mib, options.timeout)
         if options.server_optimizer:
             self._parts.put(module, {"weight": {name: host(tensor) for name, tensor in weights.items()}}, complete=True,
                             timeout=options.timeout)
@@ -405,7 +418,7 @@ class RemoteStack(Stepping, nn.Module):
         self._held[:] = [module]
         if options.name is None:
             renew(self, module, _LEASE)
-            if old is None:
+            if old is None and self.ranks is None:  # another rank may need it still
                 weakref.finalize(self, _release, self._held)
 
     def _ensure(self, call: StackCall, with_gradient: bool) -> Module:

@@ -1,0 +1,176 @@
+"""One module that several processes train: what the ranks of a torch.distributed group agree on, and the module of one rank.
+
+    attnd.torch.offload(layers, group=dist.group.WORLD)
+
+Rank r of W numbers its micro-batches r, r + W, ...; the daemon adds them in the order of their numbers, so that the sum has
+the bits of one worker that computes them in turn. Each rank calls the same step; the daemon does it once. Gradients are the
+mean over ranks, as DistributedDataParallel's are. The group carries the module's name and, before each step, how many
+micro-batches each rank has computed: no tensors.
+"""
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, TypeVar
+
+import torch
+from torch import nn
+
+from .._arrays import Array, ArrayLike
+from ..client import Client
+from ..errors import FailedPrecondition
+from .module import GradientNorms, Module, ParameterStep, Registration, StepResult, StepValues
+
+__all__ = ["GroupModule", "Ranks", "mark_for_ddp"]
+
+_PATIENCE = 600.0  # seconds that a rank waits for others where no timeout was given
+Result = TypeVar("Result")
+
+
+class Ranks:
+    """A process group, as the ranks of one module use it."""
+
+    def __init__(self, group: Any) -> None:
+        distributed: Any = torch.distributed
+        if not distributed.is_available() or not distributed.is_initialized():
+            raise FailedPrecondition("group: expected torch.distributed.init_process_group before offload(..., group=)")
+        self._group, self._distributed = group, distributed
+        self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
+        if self.rank < 0:
+            raise FailedPrecondition("group: expected a group that this process is in")
+
+    def gather(self, value: Any) -> List[Any]:
+        """Each rank's value, in the order of ranks."""
+        found: List[Any] = [None] * self.size
+        self._distributed.all_gather_object(found, value, group=self._group)
+        return found
+
+    def agree(self, what: str, values: Mapping[str, Any]) -> None:
+        """Raises on every rank, naming who and what, unless all have the same values."""
+        found = self.gather(dict(values))
+        for rank, other in enumerate(found):
+            for key, value in other.items():
+                if value != found[0][key]:
+                    raise FailedPrecondition(f"{what}: ranks of the group disagree: {key} is {found[0][key]} on rank 0 and "
+                                             f"{value} on rank {rank}")
+
+    def first(self, do: Callable[[], Result]) -> Optional[Result]:
+        """On rank 0, after all ranks have come here; gives the result there. A failure is every rank's."""
+        self.gather(None)
+        failure: Optional[Exception] = None
+        made: Optional[Result] = None
+        if self.rank == 0:
+            try:
+                made = do()
+            except Exception as error:  # noqa: BLE001  (told to all ranks, and raised here)
+                failure = error
+        told = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}")
+        if failure is not None:
+            raise failure
+        if told[0] is not None:
+            raise FailedPrecondition(f"rank 0 of the group has failed: {told[0]}")
+        return made
+
+
+class Needs(NamedTuple):
+    """Of a module's registration, what ranks may differ in: the largest of all is taken."""
+
+    max_rows: int
+    kept_rows: int
+    memory_rows: int
+
+    def most(self, ranks: Ranks) -> Needs:
+        """kept_rows: of all ranks together."""
+        found = ranks.gather(tuple(self))
+        return Needs(max(one[0] for one in found), sum(one[1] for one in found), max(one[2] for one in found))
+
+
+class GroupModule(Module):
+    """A module on a daemon, as one rank of a group has it."""
+
+    @staticmethod
+    def make(client: Client, ranks: Ranks, registration: Registration, timeout: Optional[float]) -> GroupModule:
+        """Called by all ranks. Rank 0 registers it before the others; one that is there already has to be new."""
+        taken = ranks.gather(registration.name)[0]  # a random name is rank 0's
+        needs = Needs(registration.max_rows, registration.kept_rows, registration.max_memory_rows).most(ranks)
+        wanted = registration._replace(name=taken, max_rows=needs.max_rows, kept_rows=needs.kept_rows,
+                                       max_memory_rows=needs.memory_rows)
+        ranks.agree("offload", {"the layers": hashlib.sha256(wanted.layout.serialize()).hexdigest()[:16],
+                                "the optimizer": str(wanted.optimizer), "durability": wanted.durability})
+        made = ranks.first(lambda: GroupModule(client, ranks, wanted, timeout))
+        return made if made is not None else GroupModule(client, ranks, wanted, timeout)
+
+    def __init__(self, client: Client, ranks: Ranks, registration: Registration, timeout: Optional[float]) -> None:
+        super().__init__(client, registration, 0, timeout)  # no log: the other ranks' calls are not in it
+        self._ranks = ranks
+        self._run("attnd_module_join", ranks.rank, ranks.size)
+
+    def forward(self, x: ArrayLike, **options: Any) -> Any:
+        return super().forward(x, **_patient(options))
+
+    def backward(self, dy: ArrayLike, activations: Any, **options: Any) -> Any:
+        """Waits for the micro-batches before it, which other ranks may be computing."""
+        return super().backward(dy, activations, **_patient(options))
+
+    def parameter_stats(self, *, all_norms: bool = False, timeout: Optional[float] = None) -> List[GradientNorms]:
+        """Of the mean over ranks, once all ranks' micro-batches are there."""
+        size = self._ranks.size
+        found = super().parameter_stats(all_norms=all_norms, timeout=timeout or _PATIENCE)
+        return [GradientNorms(one.squared / (size * size), one.sum / size, one.largest / size) for one in found]
+
+    def step_parameters(self, values: Sequence[StepValues], parameters: Sequence[ParameterStep], *,
+                        timeout: Optional[float] = None) -> StepResult:
+        mean = 1.0 / self._ranks.size
+        return super().step_parameters(values, [one._replace(multiplier=one.multiplier * mean) for one in parameters],
+                                       timeout=timeout)
+
+    def _step(self, request: bytes, timeout: Optional[float]) -> StepResult:
+        self._ranks.agree("step", {"the number of steps": self.sequence,
+                                   "the number of backwards since the last step": self.micro_batches})
+        return super()._step(request, timeout or _PATIENCE)
+
+    def put_kinds(self, kinds: Mapping[str, Mapping[str, ArrayLike]], **options: Any) -> None:
+        """Rank 0's tensors, for all."""
+        self._ranks.first(lambda: super(GroupModule, self).put_kinds(kinds, **options))
+        if self._ranks.rank != 0:
+            self._run("attnd_module_follow", timeout=options.get("timeout"))
+            self.weights_complete = True
+
+    def get_kinds(self, kinds: Sequence[str], names: Optional[Iterable[str]] = None, *, timeout: Optional[float] = None
+                  ) -> Dict[str, Dict[str, Array]]:
+        found = super().get_kinds(kinds, names, timeout=timeout)
+        for array in found.get("gradient", {}).values():
+            array /= self._ranks.size
+        return found
+
+
+def _patient(options: Dict[str, Any]) -> Dict[str, Any]:
+    if options.get("timeout") is None:
+        options["timeout"] = _PATIENCE
+    return options
+
+
+# ---- DistributedDataParallel.
+
+class _Ignored:
+    """nn.Module._ddp_params_and_buffers_to_ignore, which DistributedDataParallel asks the model for: the parameters on
+    daemons. What a user sets on a model comes before it, as this is no data descriptor."""
+
+    def __get__(self, module: Any, owner: Any = None) -> List[str]:
+        found = [] if module is None else [(f"{name}." if name else "", one) for name, one in module.named_modules()
+                                           if getattr(one, "is_remote_stack", False)]
+        remote = [(prefix, stack) for prefix, stack in found if stack.is_remote]
+        if not remote:
+            raise AttributeError("_ddp_params_and_buffers_to_ignore")
+        for prefix, stack in remote:
+            if stack.ranks is None:
+                raise TypeError(f"DistributedDataParallel: {prefix.rstrip('.') or 'the model'} was offloaded for one "
+                                "process, and the ranks' weights would drift apart: give attnd.torch.offload(..., "
+                                "group=torch.distributed.group.WORLD), or optimizer=\"local\"")
+        return [prefix + name for prefix, stack in remote for name, _ in stack.named_parameters()]
+
+
+def mark_for_ddp() -> None:
+    """From now on DistributedDataParallel leaves out parameters that are on daemons, or refuses the model."""
+    kind: Any = nn.Module
+    if "_ddp_params_and_buffers_to_ignore" not in vars(kind):
+        kind._ddp_params_and_buffers_to_ignore = _Ignored()

@@ -1,0 +1,165 @@
+"""One rank of test_groups.py: trains as its arguments say, and writes what it has at the end.
+
+    torchrun ... group_worker.py ADDRESS FILE CASE
+"""
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import attnd.torch
+
+WIDTH, STEPS, ROWS = 16, 6, 5
+
+
+class Model(nn.Module):
+    """An embedding and a head here, two encoder layers to be offloaded."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(11, WIDTH), nn.Linear(WIDTH, 11)
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 24, dropout, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, tokens):
+        return self.head(self.encoder(self.embedding(tokens)))
+
+
+def loss_of(model, number):
+    """Of micro-batch `number` of the whole training; its dropout depends on the number alone."""
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(0, 11, (2, ROWS + 1), generator=generator)
+    torch.manual_seed(1000 + number)
+    logits = model(tokens[:, :-1])
+    return nn.functional.cross_entropy(logits.reshape(-1, 11), tokens[:, 1:].reshape(-1))
+
+
+def stack_loss(stack, number):
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randn(2, ROWS, WIDTH, generator=generator)
+    torch.manual_seed(1000 + number)
+    return (stack(x) ** 2).sum() * 0.125
+
+
+def train(model, optimizer, loss, each, rank, ranks, scaler=None, clip=None, steps=STEPS):
+    """`each` micro-batches of this rank a step. Gives the norms that were clipped."""
+    norms = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        for k in range(each):
+            value = loss(model, (step * each + k) * ranks + rank) / each
+            (value if scaler is None else scaler.scale(value)).backward()
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        if clip is not None:
+            norms.append(float(attnd.torch.clip_grad_norm_(model, clip)))
+        optimizer.step() if scaler is None else scaler.step(optimizer)
+        if scaler is not None:
+            scaler.update()
+    return norms
+
+
+def stack_of(dropout=0.0):
+    torch.manual_seed(7)
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 24, dropout, batch_first=True)
+    return nn.ModuleList([layer, nn.TransformerEncoderLayer(WIDTH, 2, 24, dropout, batch_first=True)])
+
+
+def run_stack(rank, ranks, group, each, dropout):
+    class Run(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layers = stack_of(dropout)
+            if rank:
+                with torch.no_grad():
+                    for parameter in layers.parameters():
+                        parameter.add_(1)  # rank 0's weights are all ranks'
+            self.layers = attnd.torch.offload(layers, group=group, max_rows=2 * ROWS, kept_rows=2 * ROWS * each)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Run()
+    optimizer = attnd.torch.optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** 10, growth_interval=2)
+    norms = train(model, optimizer, stack_loss, each, rank, ranks, scaler, clip=0.5)
+    return {"state": model.state_dict(), "norms": norms, "moments": optimizer.state_dict()["state"]}
+
+
+def run_ddp(rank, ranks, group, each):
+    torch.manual_seed(5)
+    model = Model(0.0)
+    model.encoder.layers = attnd.torch.offload(model.encoder.layers, group=group, max_rows=2 * ROWS)
+    trained = nn.parallel.DistributedDataParallel(model) if group is not None else model
+    optimizer = attnd.torch.optimizer(torch.optim.AdamW(trained.parameters(), lr=3e-3))
+    norms = train(trained, optimizer, loss_of, each, rank, ranks, clip=0.5)
+    return {"state": model.state_dict(), "norms": norms}
+
+
+def refused(do):
+    try:
+        do()
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
+
+
+def run_refusals(rank, group):
+    found = {}
+    torch.manual_seed(5)
+    alone = Model(0.0)
+    alone.encoder.layers = attnd.torch.offload(alone.encoder.layers)
+    found["ddp"] = refused(lambda: nn.parallel.DistributedDataParallel(alone))
+    found["local"] = refused(lambda: attnd.torch.offload(stack_of(), optimizer="local", group=group))
+
+    def call(stack, batch):
+        x = torch.randn(batch, ROWS, WIDTH)
+        for layer in stack:
+            x = layer(x)
+
+    other = stack_of()
+    other[1].linear1.weight.requires_grad_(rank != 1)
+    found["layers"] = refused(lambda: call(attnd.torch.offload(other, group=group), 1))
+    stack = attnd.torch.offload(stack_of(), group=group)
+    call(stack, 1 + rank)  # the longest call of any rank decides
+    call(stack, 2)
+    found["rows"] = refused(lambda: call(stack, 3))
+    return found
+
+
+def run_counts(rank, group):
+    model = nn.Sequential(nn.TransformerEncoderLayer(WIDTH, 2, 24, 0.0, batch_first=True))
+    stack = attnd.torch.offload(model, group=group, max_rows=2 * ROWS, kept_rows=4 * ROWS)
+    optimizer = attnd.torch.optimizer(torch.optim.SGD(stack.parameters(), lr=0.1))
+    for _ in range(1 + (rank == 0)):
+        stack_loss(stack, rank).backward()
+    return {"counts": refused(optimizer.step)}
+
+
+def main():
+    address, path, case, *rest = sys.argv[1:]
+    each = int(rest[0]) if rest else 1
+    attnd.torch.connect(address, timeout=60)
+    if case.startswith("alone_"):
+        rank, ranks, group = 0, 1, None
+    else:
+        dist.init_process_group("gloo")
+        rank, ranks, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    name = case.removeprefix("alone_")
+    if name in ("stack", "dropout"):
+        found = run_stack(rank, ranks, group, each, 0.25 if name == "dropout" else 0.0)
+    elif name == "ddp":
+        found = run_ddp(rank, ranks, group, each)
+    else:
+        found = {"refusals": run_refusals, "counts": run_counts}[name](rank, group)
+    torch.save(found, f"{path}.{rank}")
+    if group is not None:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
