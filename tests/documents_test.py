@@ -15,7 +15,7 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ATTND = os.path.join(ROOT, "bazel-bin", "server", "attnd")
 ATTNCTL = os.path.join(ROOT, "bazel-bin", "client", "attnctl")
-COMMANDS = [[], ["info"], ["health"], ["check"], ["bench"], ["estimate"], ["run"], ["top"], ["mask"], ["module"],
+COMMANDS = [[], ["info"], ["health"], ["drain"], ["check"], ["bench"], ["estimate"], ["run"], ["top"], ["mask"], ["module"],
             ["completion"]]
 
 
