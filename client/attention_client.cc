@@ -34,6 +34,9 @@ namespace {
 // A shard smaller than this gains less by another connection than its own overhead costs.
 constexpr int64_t kMinShardBytes = int64_t{1} << 20;
 constexpr size_t kMaxRequestIdBytes = 64;
+// For all addresses' limits at once, after which one may be suspected (Connections::kSilence). A
+// server that is there answers in milliseconds.
+constexpr absl::Duration kLimitsTimeout = absl::Milliseconds(1550);
 // Of a call about leases; the last ones are made while the client goes away.
 constexpr absl::Duration kSmallCallTimeout = absl::Milliseconds(500);
 constexpr int64_t kChunkOverhead = 64;     // of a chunk's message beside its data
@@ -404,18 +407,30 @@ class AttentionClient::Impl {
     return header;
   }
 
+  // One that does not answer is suspected at once, so that the call need not find out again.
   ServerLimits LimitsOfAll(absl::Time deadline, const CallOptions& options) {
-    return limits_.OfAll(
-        connections_->address_count(), [&](int address) -> absl::StatusOr<ServerLimits> {
-          CallOptions probe{.timeout = std::min(deadline - clock_->Now(), absl::Seconds(2)),
-                            .stop = options.stop,
-                            .poll_hook = options.poll_hook};
-          ASSIGN_OR_RETURN(ServerInfo info, GetServerInfo(address, probe));
-          bool streams = absl::c_linear_search(info.features, "stream");
-          return ServerLimits{.max_message_bytes = info.max_message_bytes,
-                              .streams = streams,
-                              .mask_data = absl::c_linear_search(info.features, "mask_data")};
-        });
+    return limits_.OfAll(connections_->usable_addresses(), [&](const std::vector<int>& addresses) {
+      const absl::Time begun = clock_->Now();
+      const auto replies = CallEach(core_, addresses, "/attnd.v1.Attention/GetServerInfo", "",
+                                    std::min(deadline, begun + kLimitsTimeout), options);
+      std::vector<absl::StatusOr<ServerLimits>> answers;
+      for (size_t n = 0; n < addresses.size(); ++n) {
+        answers.push_back(LimitsIn(replies[n]));
+        const absl::Status& status = answers.back().status();
+        if (absl::IsDeadlineExceeded(status)) connections_->Suspect(addresses[n], begun);
+        if (absl::IsUnavailable(status)) connections_->ReportUnavailable(addresses[n], begun);
+      }
+      return answers;
+    });
+  }
+
+  static absl::StatusOr<ServerLimits> LimitsIn(const absl::StatusOr<std::string>& reply) {
+    RETURN_IF_ERROR(reply.status());
+    v1::GetServerInfoResponse info;
+    if (!info.ParseFromString(*reply)) return absl::DataLossError("reply: cannot be parsed");
+    return ServerLimits{.max_message_bytes = static_cast<int64_t>(info.max_message_bytes()),
+                        .streams = absl::c_linear_search(info.feature(), "stream"),
+                        .mask_data = absl::c_linear_search(info.feature(), "mask_data")};
   }
 
   // With TLS a slow link cannot be told from a silent one before a whole chunk has come.

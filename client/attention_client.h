@@ -5,7 +5,7 @@
 //
 // Tensors are contiguous in the problem's layout and element type. Inputs are sent from the
 // caller's arrays and outputs are written to them; none is read or written after a call has
-// returned. Where a peer has stopped reading, a call may return up to 10 s after its deadline for
+// returned. Where a peer has stopped reading, a call may return up to 5 s after its deadline for
 // that. A call gives its whole result or an error; after an error the contents of the outputs are
 // unspecified. The result is bitwise the same however the call is cut into shards.
 //

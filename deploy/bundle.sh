@@ -43,6 +43,8 @@ mkdir -p "$output/docs"
 install -m 644 docs/*.md "$output/docs/"
 cp -r docs/runbooks "$output/docs/"
 install -Dm 644 -t "$output/docs/pictures" docs/pictures/*
+install -Dm 644 -t "$output/docs/figures" docs/figures/*
+install -Dm 644 -t "$output/examples" examples/*.py examples/*.ipynb examples/attention.c*
 deploy/share.sh "$output/share"
 client=$(deploy/client.sh "$output/client")
 # The terms of the libraries, of those within the programs too (archives, and headers alone), and a list of all.

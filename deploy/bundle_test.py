@@ -81,8 +81,8 @@ def test_what_a_call_runs_through_is_within_the_programs(empty_root, program):
 def test_documents_and_licences_are_there(empty_root):
     """README's links to documents lead somewhere, and each library's package states its terms, also of those within."""
     bundle = empty_root / "bundle"
-    for target in re.findall(r"\]\((docs/[^)#]+)", (bundle / "README.md").read_text()):
-        assert (bundle / target).is_file(), target
+    for target in re.findall(r"\]\(((?:docs|examples)[^)#]*)", (bundle / "README.md").read_text()):
+        assert (bundle / target).exists(), target
     packages = " ".join(os.listdir(bundle / "licenses"))
     for name in ("libgrpc-dev", "libgrpc++-dev", "libprotobuf-dev", "libabsl-dev", "libcli11-dev", "nlohmann-json3-dev",
                  "libssl3", "libstdc++6", "zlib1g"):

@@ -15,7 +15,7 @@ version=$(sed -n 's/.*kVersion = "\(.*\)";/\1/p' base/version.h)
 /usr/bin/python3 -B client/python/build_native.py "$library" "$output/lib" >&2
 ln -s libattnd_client-attnd0.so "$output/lib/libattnd_client.so"
 install -Dm 644 -t "$output/include" client/c/attnd_client.h
-install -m 644 client/c/example.c "$output/"
+install -m 644 examples/attention.c "$output/example.c"
 mkdir -p "$output"/lib/{pkgconfig,cmake/attnd}
 sed "s/@version@/$version/" deploy/client/attnd.pc.in > "$output/lib/pkgconfig/attnd.pc"
 install -m 644 deploy/client/attndConfig.cmake "$output/lib/cmake/attnd/"

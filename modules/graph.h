@@ -13,6 +13,12 @@
 
 namespace attnd {
 
+// Layers [first, end) of a module. end 0: up to its last.
+struct LayerRange {
+  int64_t first = 0, end = 0;
+  int64_t size() const { return end - first; }
+};
+
 class ModuleGraph {
  public:
   // InvalidArgument "block[0].op[3].linear.weight: expected ..., got ...". Memory and time are
@@ -30,6 +36,14 @@ class ModuleGraph {
   // gives, as wide as that is.
   ModuleGraph Slice(int64_t first, int64_t end) const;
   int64_t first_layer() const { return first_layer_; }  // of a slice; dropout's sites count from it
+  int64_t layers() const { return static_cast<int64_t>(layout_.layers.size()); }
+  LayerRange Resolved(LayerRange range) const {
+    return {range.first, range.end == 0 ? layers() : range.end};
+  }
+  // Of what a call of a range that begins with `layer` takes, or that ends before it gives.
+  ElementType BorderElement(int64_t layer) const {
+    return layer == layers() ? y_element() : ElementOf(layer, kInputValue);
+  }
   // Of x and dx, of y and dy: the layout's element, unless a slice is cut where values are wide.
   ElementType x_element() const { return ElementOf(0, kInputValue); }
   ElementType y_element() const { return y_is_wide_ ? layout_.wide_element : layout_.element; }

@@ -95,14 +95,16 @@ using ActivationId = uint64_t;
 struct ModuleForwardCall {
   const CallRows* rows = nullptr;
   CallDropout dropout;
-  absl::Span<const std::byte> x;        // [rows, width] of the graph's x_element
+  absl::Span<const std::byte> x;        // [rows, width] of the graph's BorderElement
   absl::Span<const std::byte> memory;   // [memory rows, memory_width]; empty without
   absl::Span<const uint8_t> mask_bits;  // iff rows->bool_mask
   bool keep = false;                    // for Backward; then dropout.is_training counts there too
-  absl::Span<std::byte> y;              // as x, of the graph's y_element; may lie where x does
+  LayerRange layers = {};               // x is the first one's input, y the last one's output
+  absl::Span<std::byte> y;              // as x; may lie where x does
   std::stop_token stop;                 // looked at between ops
 };
 
+// Of the layers that the Forward ran.
 struct ModuleBackwardCall {
   ActivationId activation = 0;     // stays until DropActivation
   absl::Span<const std::byte> dy;  // as y
@@ -155,7 +157,8 @@ class ModuleInstance {
   virtual absl::StatusOr<ActivationId> Forward(const ModuleForwardCall& call) = 0;
   virtual absl::Status Backward(const ModuleBackwardCall& call) = 0;
   virtual void DropActivation(ActivationId activation) = 0;  // of an unknown one: nothing
-  virtual int64_t KeptRows() const = 0;                      // of all activations
+  // Of all activations; those of a part of the layers count in proportion.
+  virtual int64_t KeptRows() const = 0;
 
   // Of each entry's gradient, as SquaredNorm; 0 where it is frozen. [entries]
   virtual absl::Status SquaredNorms(absl::Span<double> norms) = 0;

@@ -46,18 +46,22 @@ absl::StatusOr<ElementType> ElementOfRole(const ModuleDescription& module, int64
 void CheckSizes(const ModuleDescription& module, const ModuleForwardCall& call) {
   const ModuleGraph& graph = module.graph;
   const CallRows& rows = *call.rows;
-  CHECK(IsOf(call.x, RowBytes(graph, rows, graph.x_element())));
-  CHECK(IsOf(call.y, RowBytes(graph, rows, graph.y_element())));
+  const LayerRange layers = graph.Resolved(call.layers);
+  CHECK(0 <= layers.first && layers.first < layers.end && layers.end <= graph.layers());
+  CHECK(IsOf(call.x, RowBytes(graph, rows, graph.BorderElement(layers.first))));
+  CHECK(IsOf(call.y, RowBytes(graph, rows, graph.BorderElement(layers.end))));
   CHECK(IsOf(call.memory, MemoryBytes(graph, rows)));
   const int64_t bits = rows.bool_mask.has_value() ? rows.bool_mask->bytes() : 0;
   CHECK(static_cast<int64_t>(call.mask_bits.size()) == bits);
 }
 
-void CheckSizes(const ModuleDescription& module, const CallRows& rows,
+void CheckSizes(const ModuleDescription& module, const CallRows& rows, LayerRange layers,
                 const ModuleBackwardCall& call) {
   const ModuleGraph& graph = module.graph;
-  CHECK(IsOf(call.dy, RowBytes(graph, rows, graph.y_element())));
-  CHECK(call.dx.empty() || IsOf(call.dx, RowBytes(graph, rows, graph.x_element())));
+  layers = graph.Resolved(layers);
+  CHECK(IsOf(call.dy, RowBytes(graph, rows, graph.BorderElement(layers.end))));
+  CHECK(call.dx.empty() ||
+        IsOf(call.dx, RowBytes(graph, rows, graph.BorderElement(layers.first))));
   CHECK(call.d_memory.empty() || IsOf(call.d_memory, MemoryBytes(graph, rows)));
   CHECK(!call.add_d_memory || !call.d_memory.empty());
 }

@@ -19,7 +19,7 @@ absl::StatusOr<ElementType> ElementOfRole(const ModuleDescription& module, int64
 
 // CHECK that the call's spans have the sizes that its rows say.
 void CheckSizes(const ModuleDescription& module, const ModuleForwardCall& call);
-void CheckSizes(const ModuleDescription& module, const CallRows& rows,
+void CheckSizes(const ModuleDescription& module, const CallRows& rows, LayerRange layers,
                 const ModuleBackwardCall& call);
 
 }  // namespace attnd

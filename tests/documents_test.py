@@ -7,14 +7,21 @@ import json
 import os
 import re
 import subprocess
+import sys
 import time
 import urllib.request
 
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-ATTND = os.path.join(ROOT, "bazel-bin", "server", "attnd")
-ATTNCTL = os.path.join(ROOT, "bazel-bin", "client", "attnctl")
+sys.path.insert(0, os.path.join(ROOT, "tools", "documents"))
+import figures  # noqa: E402
+import python_reference  # noqa: E402
+import reference  # noqa: E402
+import site_of_documents as site  # noqa: E402
+
+from reference import ATTNCTL, ATTND  # noqa: E402
+
 COMMANDS = [[], ["info"], ["health"], ["drain"], ["check"], ["bench"], ["estimate"], ["run"], ["top"], ["mask"], ["module"],
             ["completion"]]
 
@@ -40,66 +47,47 @@ def names(cell):
     return re.findall(r"`(?:-\w, )?(?:--)?([\w-]+)`", cell)
 
 
-def beginning(text):
-    """The value with which a default's description begins; None where it begins otherwise."""
-    found = re.match(r"`?(-?[\w.:]+)`?(?=$|[ ,:])", text)
-    return found and found.group(1).rstrip(":")
-
-
 # ---- Flags.
 
 def flags_of_help(text):
-    """[({a flag's names}, its default or None)]"""
+    """The names of each flag: a set of several where one has more."""
     for line in text.split("\n"):
-        found = re.match(r"  ((?:-\w,)?--[\w-]+\S*)(?: (?:INT|FLOAT|TEXT)\S*?=\[?([^\s\]]+)\]?)?", line)
+        found = re.match(r"  ((?:-\w,)?--[\w-]+\S*)", line)
         if found:
-            yield set(re.findall(r"--([\w-]+)", found.group(1))), found.group(2)
+            yield set(re.findall(r"--([\w-]+)", found.group(1)))
 
 
-def flags_of_tables(text):
-    """{name: default or None}"""
-    flags = {}
-    for cells in table(text, r"`-"):
-        here, defaults = names(cells[0]), cells[1].split(", ")
-        if len(defaults) != len(here):
-            defaults = [cells[1]] + [""] * (len(here) - 1)
-        flags.update(zip(here, map(beginning, defaults)))
-    return flags
+def test_tables_of_flags_are_what_help_says():
+    stale = [page for page, text, wanted in reference.pages() if text != wanted]
+    assert not stale, "run ./dev docs"
+    flags = reference.sections()
+    assert len(sum(flags["docs/FLAGS.md"].values(), [])) + 3 == len(list(flags_of_help(run(ATTND, "--help"))))
+    for page, of_page in flags.items():
+        text, header = read(page), reference.HEADER[page]
+        for heading, rows in of_page.items():
+            planted = text.replace(rows[0].row(), rows[0].row() + "x", 1)
+            assert planted != text and reference.with_tables(planted, header, of_page) == text, heading
 
 
-def same(one, other):
-    try:
-        return float(one) == float(other)
-    except ValueError:
-        return one == other
+def test_help_is_read_in_each_of_its_forms():
+    text = """Options:
+  -h,--help                   Print this help message and exit
 
-
-def compare_flags(help_text, tables, elsewhere=(), of_this_machine=()):
-    documented, existing = flags_of_tables(tables), list(flags_of_help(help_text))
-    every_name = set().union(*(group for group, _ in existing))
-    for name in sorted(set(documented) - every_name):
-        yield f"--{name}: documented, and there is none"
-    for group, default in existing:
-        written = [name for name in group if name in documented]
-        if not written and not group & set(elsewhere):
-            yield f"--{min(group)}: not documented"
-        for name in written:
-            stated = documented[name]
-            if default and stated and name not in of_this_machine and not same(default, stated):
-                yield f"--{name}: its default is {default}, documented {stated}"
-
-
-def test_flags_of_the_daemon_are_documented_with_their_defaults():
-    text, tables = run(ATTND, "--help"), read("docs", "FLAGS.md")
-    prose = {"help", "version", "config", "check_config"}
-    assert all(f"--{name}" in tables for name in prose - {"version"})
-    assert not list(compare_flags(text, tables, prose, {"memory_limit_mib"}))
-    assert len(flags_of_tables(tables)) > 35
-    for planted, found in (("| `--none` | 1 | x |", "--none: documented"),
-                           ("| `--max_calls` | 5 | x |", "--max_calls: its default"),
-                           ("| `--log_level` | text | x |", "--log_level: its default")):
-        assert any(line.startswith(found) for line in compare_flags(text, tables + "\n" + planted, prose)), planted
-    assert "--max_calls: not documented" in compare_flags(text, tables.replace("`--max_calls`", "`calls`"), prose)
+Group:
+  -a,--address TEXT=127.0.0.1:7070 (Env:ATTND_ADDRESS)
+                              host:port of --it | more
+  --caller_max_calls INT=1024 of --max_calls, for one caller
+  --count INT:INT in [1 - 64]=8
+                              problems
+  --causal {left,right}=true
+                              where it begins
+  --yes                       do it
+  --shared,--no-shared{false} forbids it
+"""
+    assert [flag.row() for flag in reference.groups(text)["Group"]] == [
+        "| `-a, --address` | 127.0.0.1:7070, or ATTND_ADDRESS | host:port of `--it` \\| more |",
+        "| `--caller_max_calls` | 1024 | of `--max_calls`, for one caller |", "| `--count` | 8 | problems |",
+        "| `--causal` | | where it begins |", "| `--yes` | off | do it |", "| `--no-shared` | off | forbids it |"]
 
 
 MOST_FLAGS = 54
@@ -131,19 +119,16 @@ def test_flags_are_few_and_each_says_briefly_who_sets_it():
         assert [line.startswith(found) for line in long_rows(tables + "\n" + planted)] == [True], planted
 
 
-def test_flags_of_attnctl_are_documented():
-    page = read("docs", "ATTNCTL.md")
-    everywhere = page[page.index("## Flags of all commands"):page.index("| exit code")]
-    assert not list(compare_flags(run(ATTNCTL, "--help"), everywhere, {"help"}))
-    assert len(flags_of_tables(everywhere)) > 10
-    existing = set().union(*(group for command in COMMANDS for group, _ in flags_of_help(run(ATTNCTL, *command, "--help"))))
+def test_flags_that_attnctls_page_names_exist():
+    existing = set().union(*(group for command in COMMANDS for group in flags_of_help(run(ATTNCTL, *command, "--help"))))
     assert {"in", "concurrency-range", "once"} < existing
-    assert not set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", page)) - existing
+    assert not set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", read("docs", "ATTNCTL.md"))) - existing
 
 
 def test_documents_name_flags_that_exist():
-    existing = set().union(*(group for group, _ in flags_of_help(run(ATTND, "--help"))))
-    for page in ("docs/ARCHITECTURE.md", "docs/DEPLOY.md", "docs/ERRORS.md", "docs/METRICS.md", "SECURITY.md"):
+    existing = set().union(*flags_of_help(run(ATTND, "--help")))
+    for page in ("docs/ARCHITECTURE.md", "docs/DEPLOY.md", "docs/ERRORS.md", "docs/METRICS.md", "docs/operate.md",
+                 "SECURITY.md"):
         named = set(re.findall(r"`--(\w+_\w+)", read(page)))
         assert named, page
         assert not named - existing, page
@@ -288,6 +273,39 @@ def test_options_of_the_client_are_documented_with_their_defaults():
         assert any(line.startswith(found + ":") for line in compare_options(header.replace(old, new, 1), page)), found
 
 
+# ---- Figures.
+
+def test_pages_of_figures_are_made_from_the_results():
+    made = figures.pages()
+    assert {name + ".md" for name in made} == set(os.listdir(os.path.join(ROOT, "docs", "figures")))
+    for name, text in made.items():
+        assert text == read("docs", "figures", name + ".md"), "run ./dev docs"
+        assert f"(figures/{name}.md)" in read("docs", "PERFORMANCE.md")
+
+
+# ---- The site.
+
+def test_site_is_built_of_all_documents(tmp_path):
+    packages = os.path.join(ROOT, ".deps", "site")
+    if not os.path.exists(packages):
+        pytest.skip("no MkDocs: ./dev test installs it")
+    site.build(str(tmp_path / "site"), packages)
+    for page in ("index", "SECURITY", "docs/start", "docs/MASKS", "docs/figures/cpu"):
+        assert "<article" in (tmp_path / "site" / (page + ".html")).read_text()
+    assert "HBM_PRESSURE" in (tmp_path / "site" / "search" / "search_index.json").read_text()
+    assert (tmp_path / "site" / "examples" / "numpy_attention.py").exists()
+
+
+def test_reference_of_python_has_every_public_name():
+    page = python_reference.page()
+    for package, path in python_reference.PACKAGES.items():
+        names = python_reference.public_names(python_reference.parse(os.path.join(python_reference.SOURCE, path)))
+        missing = [name for name in names if f"\n### `{package}.{name}`\n" not in page]
+        modules_and_types = {"errors", "local", "modules", "Durability", "Optimizer"}
+        assert names and set(missing) <= modules_and_types, (package, missing)
+    assert "\n#### `attnd.Client.forward`\n" in page
+
+
 # ---- When it pays off.
 
 def estimate(*flags):
@@ -307,6 +325,22 @@ def wrong_lengths(page):
             length = estimate("--link-gbit", gbit, *rates)["pays_off_from_length"]
             if abs(float(row[name]) - length) > max(0.01 * length, 0.5):
                 yield f"{cells[0]}, {cells[2]}, {name}: {length:.0f}, documented {row[name]}"
+
+
+def wrong_gains(page):
+    """README's table of gains against attnctl estimate; figures are rounded to two digits."""
+    header, = table(page, "worker's CPU")
+    lengths = [re.search(r"N = ([\d,]+)", name) for name in header]
+    for cells in table(page, r"\d+$"):
+        rates = ["--link-gbit", cells[1], "--local-tflops", str(int(cells[0]) * 0.087), "--remote-tflops", "70.1"]
+        for length, documented in zip(lengths, cells):
+            if length:
+                gain = estimate("--shape", f"8,16,{length.group(1).replace(',', '')},64", *rates)["gain"]
+                if abs(float(documented) / gain - 1) > 0.03:
+                    yield f"{cells[0]} cores, {length.group(0)}: {gain:.2g}, documented {documented}"
+        true = estimate("--shape", "8,16,512,64", *rates)["pays_off_from_length"]
+        if abs(float(cells[-1]) / true - 1) > 0.01:
+            yield f"{cells[0]} cores, from: {true:.0f}, documented {cells[-1]}"
 
 
 def wrong_factors(page):
@@ -338,8 +372,27 @@ def wrong_work(page):
                 yield f"{cells[0]}: {true:.3g}, documented {figure}"
 
 
+def test_gains_in_readme_are_what_attnctl_estimates():
+    page = read("README.md")
+    assert not list(wrong_gains(page))
+    for planted in (("| 6.8 |", "| 7.3 |"), ("| 1057 |", "| 1100 |")):
+        assert len(list(wrong_gains(page.replace(*planted)))) == 1, planted
+
+
+def wrong_layers(page):
+    """BERT-base's layers there and here: 12 layers of 12·768² weights, and attention."""
+    work = 6 * 12 * 12 * 768 ** 2 * 16384 + 14 * 512 * 16384 * 768 * 12
+    rows = page[page.index("| worker | 1 Gbit/s |"):]
+    for cells in table(rows, r"\d+ cores"):
+        for gbit, documented in zip((1, 10), cells[1:3]):
+            there = 4 * 16384 * 768 * 2 * 8 / (0.92e9 * gbit) + work / 70e12
+            gain = work / (int(cells[0].split()[0]) * 0.087e12) / there
+            if abs(float(documented) / gain - 1) > 0.03:
+                yield f"{cells[0]}, {gbit} Gbit/s: {gain:.3g}, documented {documented}"
+
+
 @pytest.mark.parametrize("check, planted", [
-    (wrong_lengths, ("| 1057 |", "| 1100 |")), (wrong_lengths, ("| 37 |", "| 40 |")),
+    (wrong_layers, ("| 6.7 |", "| 7.1 |")), (wrong_lengths, ("| 1057 |", "| 1100 |")), (wrong_lengths, ("| 37 |", "| 40 |")),
     (wrong_factors, ("| 1.34 |", "| 1.30 |")),
     (wrong_work, ("| 201 |", "| 210 |")), (wrong_work, ("| 101 | 0.88", "| 101 | 0.80"))],
     ids=lambda one: one.__name__ if callable(one) else one[0].strip("| "))

@@ -7,19 +7,22 @@ import glob
 import os
 import posixpath
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree
 
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FOLDERS = ("base", "net", "attention", "modules", "kernels", "proto", "server", "client", "tools", "tests", "deploy",
-           "third_party")
+WORDS = os.path.join(ROOT, "tests/words.txt")
+FOLDERS = ("base", "net", "attention", "modules", "kernels", "proto", "server", "client", "examples", "tools", "tests",
+           "deploy", "third_party")
 
 
 def load_documents():
     """The documents, and their pictures."""
     names = ["README.md", "SECURITY.md", "CONTRIBUTING.md"]
-    for pattern in ("docs/*.md", "docs/pictures/*.svg"):
+    for pattern in ("docs/*.md", "docs/figures/*.md", "docs/pictures/*.svg"):
         names += sorted(glob.glob(pattern, root_dir=ROOT))
     documents = {}
     for name in names:
@@ -58,9 +61,26 @@ def figures_are_current(documents):
     if "README.md" in documents and not table:
         yield "README.md: no table of figures"
     for row in table.group(1).splitlines() if table else []:
-        for quantity in re.findall(r"\d[\d.]*(?: / \d[\d.]*)?", row.split("|")[2]):
-            if not re.search(rf"(?<![\d.]){re.escape(quantity)}(?![\d.])", documents.get("docs/PERFORMANCE.md", "")):
+        for quantity in re.findall(r"\d[\d.]*", "|".join(row.split("|")[2:4])):
+            if not re.search(rf"(?<![\d.]){re.escape(quantity)}(?!\.?\d)", documents.get("docs/PERFORMANCE.md", "")):
                 yield f"README.md: {quantity} is not in docs/PERFORMANCE.md: {row}"
+
+
+def answers_are_in_the_tables(documents):
+    """Each quantity of PERFORMANCE's answers and losses with a fraction or three digits stands on a page of figures too."""
+    tables = "".join(text for name, text in documents.items() if name.startswith(("docs/figures/", "docs/WHEN.md")))
+    for line in documents.get("docs/PERFORMANCE.md", "").split("\n"):
+        for quantity in re.findall(r"(?<![\w.,])(?:\d[\d,]*\.\d+(?:e-\d+)?|\d{3,})(?![\w,.]*\d)", line):
+            if not re.search(rf"(?<![\d.,]){re.escape(quantity)}(?![\d])", tables):
+                yield f"docs/PERFORMANCE.md: {quantity} is on no page of figures: {line}"
+
+
+def one_number_in_a_cell(documents):
+    """Of tables of figures: two numbers with a slash or a semicolon between them are two cells."""
+    for name, text in documents.items():
+        for line in text.split("\n") if name.startswith("docs/figures/") else []:
+            if re.match(r"\|.*\d\**\s*[/;→]\s*\**\d", line):
+                yield f"{name}: more than one number in a cell: {line}"
 
 
 def paths_exist(documents):
@@ -136,10 +156,11 @@ def pictures_render(documents):
             yield f"{name}: no text"
 
 
-RULES = [whole_decisions, figures_are_current, paths_exist, diagrams_render, pictures_render]
+RULES = [whole_decisions, figures_are_current, answers_are_in_the_tables, one_number_in_a_cell, paths_exist, diagrams_render,
+         pictures_render]
 
 DECISION = "## Decisions\n\n### Raw\n- Context: a.\n- Decision: b.\n- Consequence: c.\n"
-FIGURES = "| figure | |\n|---|---|\n| a | 1.5 times; 65 / 320 µs |\n"
+FIGURES = "| figure | attnd | next best |\n|---|---|---|\n| a | 1.5 | 320 |\n"
 DIAGRAM = 'flowchart LR\n  subgraph S["s"]\n    A["a: b/c"]\n  end\n  B[("b")]\n  A --> B\n  B -->|"to"| A\n'
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9" viewBox="0 0 9 9"><text>a</text></svg>'
 
@@ -152,7 +173,10 @@ PLANTED = {
     whole_decisions: [{"docs/ARCHITECTURE.md": DECISION.replace("- Consequence: ", "- ")},
                       {"docs/ARCHITECTURE.md": "# Architecture\n"}],
     figures_are_current: [{"README.md": FIGURES, "docs/PERFORMANCE.md": "1.5, 65 / 32"},
-                          {"README.md": FIGURES, "docs/PERFORMANCE.md": "11.5, 65 / 320"}, {"README.md": "# A\n"}],
+                          {"README.md": FIGURES, "docs/PERFORMANCE.md": "11.5, 320"}, {"README.md": "# A\n"}],
+    answers_are_in_the_tables: [{"docs/PERFORMANCE.md": "it is 7.3 times", "docs/figures/a.md": "| 17.3 | 7.35 |"},
+                                {"docs/PERFORMANCE.md": "it is 720", "docs/figures/a.md": "| 1720 |"}],
+    one_number_in_a_cell: [{"docs/figures/a.md": "| 1.2 / 3 |"}, {"docs/figures/a.md": "| a | 4; **5** |"}],
     paths_exist: [{"docs/A.md": "see `server/none.h`\n"}, {"docs/A.md": "see `tests/none/`\n"}],
     diagrams_render: [page_of(DIAGRAM.replace("flowchart LR", "flowchat LR")), page_of(DIAGRAM.replace("  end\n", "")),
                       page_of(DIAGRAM.replace('"a: b/c"]', '"a: b/c"')), page_of(DIAGRAM.replace("A", "call")),
@@ -168,10 +192,33 @@ PLANTED = {
 KEPT = {
     whole_decisions: [{"docs/ARCHITECTURE.md": DECISION + "more\n" * 3 + "\n## Next\n" + "more\n" * 9}],
     figures_are_current: [{"README.md": FIGURES, "docs/PERFORMANCE.md": "| 1.5 / 2 | 65 / 320 |"}],
+    answers_are_in_the_tables: [{"docs/PERFORMANCE.md": "it is **7.3** and 720.", "docs/figures/a.md": "| 7.3 | 720 |"}],
+    one_number_in_a_cell: [{"docs/figures/a.md": "| PyTorch / attnd | 1.2 | 82 to 98 |\n1 / 2\n"}],
     paths_exist: [{"docs/A.md": "`tests/words_test.py`, `tests/`, `kernels/smNN/`, `and/or`\n"}],
     diagrams_render: [page_of(DIAGRAM), {"docs/ARCHITECTURE.md": page_of(DIAGRAM)["docs/A.md"] * 2}],
     pictures_render: [{"docs/A.md": "![a](pictures/a.svg)\n", "docs/pictures/a.svg": SVG}],
 }
+
+
+# ---- Spelling.
+
+def misspelt(*arguments):
+    names = r"\b\w*[a-z][A-Z]\w*\b"  # whose parts are words: AddressIn
+    return subprocess.run([sys.executable, "-m", "codespell_lib", "--ignore-words", WORDS, "--ignore-regex", names, *arguments],
+                          cwd=ROOT, capture_output=True, text=True).stdout
+
+
+def test_words_are_spelt_right(tmp_path):
+    """Of documents, comments, names and messages, by codespell; tests/words.txt has ours that it takes for others."""
+    pytest.importorskip("codespell_lib", reason="no codespell: ./dev test installs it")
+    names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True,
+                           text=True).stdout.split("\n")
+    text = [name for name in names if name and os.path.isfile(os.path.join(ROOT, name))
+            and not name.startswith(("third_party/", "LICENSE", "tests/words.txt"))
+            and not name.endswith((".svg", ".png", ".lock", ".json"))]
+    assert len(text) > 500 and not misspelt(*text)
+    (tmp_path / "page.md").write_text("It was rec" "ieved.\n")
+    assert "==> received" in misspelt(str(tmp_path / "page.md"))
 
 
 @pytest.fixture(scope="session")

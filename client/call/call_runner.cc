@@ -85,6 +85,7 @@ struct CallRunner::Attempt {
   bool leased = false;
   std::unique_ptr<grpc::ClientContext> context;
   absl::Mutex mutex;  // of the RPC, which several threads of the bulk queue may drive
+  absl::Time moved_at ABSL_GUARDED_BY(mutex);  // something of it was written or read
   std::unique_ptr<ShardRpc> rpc;
 };
 
@@ -145,6 +146,7 @@ class CallRunner::ShardWorker final : public EventSink {
     attempt->connection->Enter(attempt->context.get());
     {
       absl::MutexLock lock(&attempt->mutex);
+      attempt->moved_at = attempt->begun;
       attempt->rpc->Start(*attempt->connection, bulk_ ? bulk_->queue() : own_->queue());
     }
     in_flight_.push_back(std::move(attempt));
@@ -178,6 +180,7 @@ class CallRunner::ShardWorker final : public EventSink {
     Attempt& attempt = *static_cast<Attempt*>(rpc_tag.owner);
     {
       absl::MutexLock lock(&attempt.mutex);
+      attempt.moved_at = runner_.core_.clock.Now();
       if (!attempt.rpc->OnEvent(rpc_tag.op, ok)) return false;
     }
     attempt.connection->Leave(attempt.context.get());
@@ -205,6 +208,7 @@ class CallRunner::ShardWorker final : public EventSink {
     absl::Time until = absl::Now() + PollHook::kInterval;
     if (HasRoom()) until = std::min(until, runner_.state_.NextDue());
     QueueTag* tag = NextEnd(until);
+    if (absl::Now() >= suspect_after_) SuspectSilent();
     if (tag == nullptr) return ReplaceStuckConnections(in_flight_);
     void* owner = static_cast<ShardRpc::Tag*>(tag)->owner;
     auto it = std::find_if(in_flight_.begin(), in_flight_.end(),
@@ -229,6 +233,20 @@ class CallRunner::ShardWorker final : public EventSink {
     }
   }
 
+  void SuspectSilent() {
+    const absl::Time now = runner_.core_.clock.Now();
+    suspect_after_ = absl::Now() + PollHook::kInterval;
+    for (auto& attempt : in_flight_) {
+      absl::Time moved_at;
+      {
+        absl::MutexLock lock(&attempt->mutex);
+        moved_at = attempt->moved_at;
+      }
+      if (now - moved_at < Connections::kSilence) continue;
+      runner_.core_.connections.Suspect(attempt->connection->address_index(), moved_at);
+    }
+  }
+
   // gRPC ends a cancelled or late RPC only after the write in which it takes part. An RPC that is
   // still there a while after it should have ended waits for a peer that does not read.
   void ReplaceStuckConnections(std::vector<std::unique_ptr<Attempt>>& attempts) {
@@ -247,6 +265,7 @@ class CallRunner::ShardWorker final : public EventSink {
   std::optional<CompletionQueues::Borrowed> own_;  // of small calls
   std::optional<Mailbox> mailbox_;                 // of large transfers
   std::optional<BulkQueue::Use> bulk_;
+  absl::Time suspect_after_ = absl::Now() + Connections::kSilence;
   std::vector<std::unique_ptr<Attempt>> in_flight_;
   std::vector<std::unique_ptr<Attempt>> held_;  // ended, slices not yet back
 };
@@ -300,6 +319,7 @@ void CallRunner::RunWorkers() {
 void CallRunner::Handle(Attempt& attempt) {
   if (!attempt.rpc->status().ok()) return HandleFailure(attempt);
   core_.connections.ReportAlive(attempt.connection->address_index());
+  core_.connections.ReportMoved(attempt.bytes, core_.clock.Now() - attempt.begun);
   core_.budget.OnSuccess();
   if (state_.failed()) return;
   absl::StatusOr<int64_t> bytes = attempt.rpc->Land(attempt.connection->address_index());
@@ -315,10 +335,10 @@ void CallRunner::Handle(Attempt& attempt) {
 absl::Status CallRunner::StatusOf(const Attempt& attempt) const {
   absl::Status status = core_.connections.NameProxy(FromGrpc(attempt.rpc->status()));
   if (absl::IsCancelled(status)) {
-    status = absl::UnavailableError(
-        attempt.connection->retired()
-            ? "the connection was closed because its peer stopped reading"
-            : absl::StrCat("the server cancelled the call: ", status.message()));
+    status = attempt.connection->retired()
+                 ? ServerIsSilent()
+                 : absl::UnavailableError(
+                       absl::StrCat("the server cancelled the call: ", status.message()));
   }
   bool late = core_.clock.Now() >= deadline_;
   if (late && absl::IsUnavailable(status)) return absl::DeadlineExceededError(status.message());
@@ -346,12 +366,10 @@ bool CallRunner::ResendWithoutResidual(const Attempt& attempt, const absl::Statu
   return false;
 }
 
-// A small shard's bytes are sent as fast as they are copied.
 bool CallRunner::Shares(int64_t shard) const {
-  constexpr int64_t kSmallShard = int64_t{64} << 10;
   if (core_.shared_memory == nullptr || tries_[shard].unshared) return false;
   int64_t bytes = call_.LargerMessage(shard);
-  if (bytes < kSmallShard) return false;
+  if (bytes < SharedTensors::kFewBytes) return false;
   // Outputs that come in the reply may be too large for one message.
   return !call_.keeps() || core_.shared_memory->takes_kept_outputs() ||
          bytes <= streams_.above_bytes;

@@ -23,7 +23,7 @@
 #include "client/call/reply_decoder.h"
 #include "client/call/request_encoder.h"
 #include "client/call/residual_state.h"
-#include "client/call/shared_request.h"
+#include "client/call/shared_tensors.h"
 #include "client/shards/bias_gradient_sum.h"
 #include "client/shards/shard_merger.h"
 #include "client/types/capture.h"

@@ -1,13 +1,14 @@
 // MessageLimits: the largest message that each address takes and whether it takes streams, asked
 // for when a call is large enough for it to matter and remembered until an error hints at a server
-// that has changed. An address that does not answer counts with the default, and is asked again by
-// the next large call. Any thread.
+// that has changed. All unknown addresses are asked at once, by one call while others wait for it.
+// One that does not answer is not counted while another does, and is asked again by the next large
+// call. Any thread.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <map>
-#include <optional>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -26,22 +27,26 @@ class MessageLimits {
  public:
   static constexpr int64_t kAnyServerTakes = int64_t{1} << 20;
 
-  // What each of so many addresses can do. `ask(address)` gives an unknown one's limits.
+  // What each of these addresses can do. `ask(unknown)` gives the limits of each, in their order.
   template <class Ask>
-  ServerLimits OfAll(int addresses, const Ask& ask) {
-    ServerLimits all{.max_message_bytes = INT64_MAX, .streams = true, .mask_data = true};
-    for (int address = 0; address < addresses; ++address) {
-      std::optional<ServerLimits> limits = Known(address);
-      if (!limits.has_value()) {
-        absl::StatusOr<ServerLimits> answer = ask(address);
-        if (answer.ok() && answer->max_message_bytes > 0) Remember(address, *(limits = *answer));
-      }
-      ServerLimits one = limits.value_or(ServerLimits());
-      all.max_message_bytes = std::min(all.max_message_bytes, one.max_message_bytes);
-      all.streams = all.streams && one.streams;
-      all.mask_data = all.mask_data && one.mask_data;
+  ServerLimits OfAll(const std::vector<int>& addresses, const Ask& ask) {
+    if (!Unknown(addresses).empty()) {
+      absl::MutexLock asking(&asking_);
+      const std::vector<int> unknown = Unknown(addresses);
+      if (!unknown.empty()) Remember(unknown, ask(unknown));
     }
-    return all;
+    absl::MutexLock lock(&mutex_);
+    ServerLimits all{.max_message_bytes = INT64_MAX, .streams = true, .mask_data = true};
+    bool any = false;
+    for (int address : addresses) {
+      auto known = known_.find(address);
+      if (known == known_.end()) continue;
+      any = true;
+      all.max_message_bytes = std::min(all.max_message_bytes, known->second.max_message_bytes);
+      all.streams = all.streams && known->second.streams;
+      all.mask_data = all.mask_data && known->second.mask_data;
+    }
+    return any ? all : ServerLimits();
   }
 
   // After these the server may be another one, or the limit another.
@@ -52,17 +57,24 @@ class MessageLimits {
   }
 
  private:
-  std::optional<ServerLimits> Known(int address) {
+  std::vector<int> Unknown(const std::vector<int>& addresses) {
     absl::MutexLock lock(&mutex_);
-    auto known = known_.find(address);
-    if (known == known_.end()) return std::nullopt;
-    return known->second;
+    std::vector<int> unknown;
+    for (int address : addresses) {
+      if (known_.count(address) == 0) unknown.push_back(address);
+    }
+    return unknown;
   }
-  void Remember(int address, const ServerLimits& limits) {
+  void Remember(const std::vector<int>& addresses,
+                const std::vector<absl::StatusOr<ServerLimits>>& answers) {
     absl::MutexLock lock(&mutex_);
-    known_[address] = limits;
+    for (size_t n = 0; n < addresses.size(); ++n) {
+      const absl::StatusOr<ServerLimits>& answer = answers[n];
+      if (answer.ok() && answer->max_message_bytes > 0) known_[addresses[n]] = *answer;
+    }
   }
 
+  absl::Mutex asking_;  // before mutex_
   absl::Mutex mutex_;
   std::map<int, ServerLimits> known_ ABSL_GUARDED_BY(mutex_);
 };

@@ -140,6 +140,11 @@ bool SharedMemory::takes_kept_outputs() const {
   return takes_kept_outputs_;
 }
 
+bool SharedMemory::takes_modules() const {
+  absl::MutexLock lock(&mutex_);
+  return takes_modules_;
+}
+
 uint64_t SharedMemory::NewUse() {
   absl::MutexLock lock(&mutex_);
   return ++last_use_;
@@ -199,6 +204,7 @@ std::shared_ptr<ClientRegion> SharedMemory::AddRegion(int64_t bytes) {
   absl::MutexLock lock(&mutex_);
   regions_.push_back(region);
   takes_kept_outputs_ = reply->kept_outputs();
+  takes_modules_ = reply->modules();
   return region;
 }
 
@@ -227,7 +233,7 @@ void SharedMemory::Drop() {
   try_again_ = absl::Now() + kTryAgain;
   absl::MutexLock lock(&mutex_);
   regions_.clear();
-  takes_kept_outputs_ = false;
+  takes_kept_outputs_ = takes_modules_ = false;
 }
 
 }  // namespace attnd

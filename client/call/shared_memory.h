@@ -52,6 +52,8 @@ class SharedMemory {
 
   // Whether outputs of forwards that are kept may lie there too.
   bool takes_kept_outputs() const;
+  // Whether calls of modules may have tensors there.
+  bool takes_modules() const;
 
   // A number for SharedMemory.use of a call.
   uint64_t NewUse();
@@ -76,8 +78,10 @@ class SharedMemory {
   FileDescriptor link_ ABSL_GUARDED_BY(link_mutex_);
   absl::Time try_again_ ABSL_GUARDED_BY(link_mutex_) = absl::InfinitePast();
   mutable absl::Mutex mutex_;
-  Regions regions_ ABSL_GUARDED_BY(mutex_);                  // shared with their blocks
-  bool takes_kept_outputs_ ABSL_GUARDED_BY(mutex_) = false;  // the daemon of regions_ said so
+  Regions regions_ ABSL_GUARDED_BY(mutex_);  // shared with their blocks
+  // The daemon of regions_ said so.
+  bool takes_kept_outputs_ ABSL_GUARDED_BY(mutex_) = false;
+  bool takes_modules_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t last_use_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -26,7 +27,14 @@ constexpr uint32_t VarintTag(int field) { return WireTag(field, WireType::kVarin
 
 }  // namespace
 
-StreamReply::StreamReply(const std::vector<ReplyPayload>& payloads) {
+StreamReply::StreamReply(const std::vector<ReplyPayload>& payloads)
+    : StreamReply(payloads, [this](const std::string& bytes) {
+        grpc::Slice slice(bytes);
+        return DecodeReply(grpc::ByteBuffer(&slice, 1), {}, header_);
+      }) {}
+
+StreamReply::StreamReply(const std::vector<ReplyPayload>& payloads, TakeHeader take_header)
+    : take_header_(std::move(take_header)) {
   for (const ReplyPayload& payload : payloads) {
     landings_.push_back(
         {payload, RunCursor(payload.runs, static_cast<std::byte*>(payload.tensor))});
@@ -47,7 +55,7 @@ absl::Status StreamReply::Take(const grpc::ByteBuffer& message) {
     }
     if (!in.ReadVarint32(&size)) return MalformedStream("a part without a length");
     if (tag == BytesTag(Message::kHeaderFieldNumber)) {
-      RETURN_IF_ERROR(TakeHeader(in, size));
+      RETURN_IF_ERROR(ReadHeader(in, size));
       continue;
     }
     CodedInputStream::Limit outer = in.PushLimit(static_cast<int>(size));
@@ -57,14 +65,13 @@ absl::Status StreamReply::Take(const grpc::ByteBuffer& message) {
   return in.ConsumedEntireMessage() ? absl::OkStatus() : MalformedStream("ends inside a field");
 }
 
-absl::Status StreamReply::TakeHeader(CodedInputStream& in, int64_t bytes) {
+absl::Status StreamReply::ReadHeader(CodedInputStream& in, int64_t bytes) {
   std::string header;
   if (has_header_ || !in.ReadString(&header, static_cast<int>(bytes))) {
     return MalformedStream("header: stands twice or is cut off");
   }
   has_header_ = true;
-  grpc::Slice slice(header);
-  return DecodeReply(grpc::ByteBuffer(&slice, 1), {}, header_);
+  return take_header_(header);
 }
 
 // The fields come in the order of their numbers, the data last.

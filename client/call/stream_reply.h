@@ -6,6 +6,8 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,6 +19,11 @@ namespace attnd {
 class StreamReply {
  public:
   explicit StreamReply(const std::vector<ReplyPayload>& payloads);
+  // Of other calls than attention's, whose messages have the same parts: `take_header` is given the
+  // header's bytes, and header() stays empty.
+  using TakeHeader = std::function<absl::Status(const std::string& bytes)>;
+  StreamReply(const std::vector<ReplyPayload>& payloads, TakeHeader take_header);
+  StreamReply(StreamReply&&) = delete;
 
   // The stream's next message.
   absl::Status Take(const grpc::ByteBuffer& message);
@@ -30,10 +37,11 @@ class StreamReply {
     RunCursor cursor;
     int64_t received = 0;
   };
-  absl::Status TakeHeader(google::protobuf::io::CodedInputStream& in, int64_t bytes);
+  absl::Status ReadHeader(google::protobuf::io::CodedInputStream& in, int64_t bytes);
   absl::Status TakeChunk(google::protobuf::io::CodedInputStream& in);
   absl::Status Land(google::protobuf::io::CodedInputStream& in, int64_t bytes, Landing& landing);
 
+  const TakeHeader take_header_;
   std::vector<Landing> landings_;
   ReplyHeader header_;
   bool has_header_ = false;

@@ -4,6 +4,10 @@
 #include <grpcpp/support/async_unary_call.h>
 #include <grpcpp/support/slice.h>
 
+#include <deque>
+#include <memory>
+#include <utility>
+
 #include "base/status_macros.h"
 #include "client/call/poll_hook.h"
 #include "client/channels/grpc_status.h"
@@ -11,33 +15,22 @@
 namespace attnd {
 namespace {
 
-absl::StatusOr<std::string> CallBytes(const ClientCore& core, int address,
-                                      const std::string& method, const std::string& request,
-                                      absl::Time deadline, const CallOptions& options) {
-  CompletionQueues::Borrowed borrowed(core.queues);
+struct OneUnary {
+  int address = 0;
+  std::shared_ptr<Connection> connection;
   grpc::ClientContext context;
-  PrepareContext(core.options, deadline, context);
-  grpc::Slice slice(request);
-  grpc::GenericStub stub(core.connections.Of(address)->channel());
-  auto reader =
-      stub.PrepareUnaryCall(&context, method, grpc::ByteBuffer(&slice, 1), &borrowed.queue());
+  std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
   grpc::ByteBuffer reply;
   grpc::Status status;
-  reader->StartCall();
-  reader->Finish(&reply, &status, &context);
-  std::stop_callback cancel(options.stop, [&context] { context.TryCancel(); });
-  PollHook poll_hook(options.poll_hook);
-  void* tag;
-  bool ok;
-  while (borrowed.queue().AsyncNext(&tag, &ok,
-                                    absl::ToChronoTime(absl::Now() + PollHook::kInterval)) !=
-         grpc::CompletionQueue::GOT_EVENT) {
-    poll_hook.Poll();
-  }
-  RETURN_IF_ERROR(core.connections.NameProxy(FromGrpc(status)));
+};
+
+absl::StatusOr<std::string> BytesOf(const ClientCore& core, const OneUnary& ended) {
+  absl::Status status = core.connections.NameProxy(FromGrpc(ended.status));
+  if (absl::IsCancelled(status) && ended.connection->retired()) return ServerIsSilent();
+  RETURN_IF_ERROR(status);
   std::vector<grpc::Slice> slices;
   std::string bytes;
-  if (reply.Valid() && reply.Dump(&slices).ok()) {
+  if (ended.reply.Valid() && ended.reply.Dump(&slices).ok()) {
     for (const grpc::Slice& s : slices) {
       bytes.append(reinterpret_cast<const char*>(s.begin()), s.size());
     }
@@ -45,12 +38,69 @@ absl::StatusOr<std::string> CallBytes(const ClientCore& core, int address,
   return bytes;
 }
 
+absl::StatusOr<std::string> CallBytes(const ClientCore& core, int address,
+                                      const std::string& method, const std::string& request,
+                                      absl::Time deadline, const CallOptions& options,
+                                      const CallMetadata& metadata = {}) {
+  return std::move(CallEach(core, {address}, method, request, deadline, options, metadata).front());
+}
+
 }  // namespace
+
+std::vector<absl::StatusOr<std::string>> CallEach(const ClientCore& core,
+                                                  const std::vector<int>& addresses,
+                                                  const std::string& method,
+                                                  const std::string& request, absl::Time deadline,
+                                                  const CallOptions& options,
+                                                  const CallMetadata& metadata) {
+  CompletionQueues::Borrowed borrowed(core.queues);
+  grpc::Slice slice(request);
+  std::deque<OneUnary> calls;
+  for (int address : addresses) {
+    OneUnary& one = calls.emplace_back();
+    one.address = address;
+    one.connection = core.connections.Of(address);
+    PrepareContext(core.options, deadline, one.context);
+    for (const auto& [key, value] : metadata) one.context.AddMetadata(key, value);
+    grpc::GenericStub stub(one.connection->channel());
+    one.reader =
+        stub.PrepareUnaryCall(&one.context, method, grpc::ByteBuffer(&slice, 1), &borrowed.queue());
+    one.reader->StartCall();
+    one.reader->Finish(&one.reply, &one.status, &one);
+    one.connection->Enter(&one.context);
+  }
+  const absl::Time begun = core.clock.Now();
+  std::stop_callback cancel(options.stop, [&calls] {
+    for (OneUnary& one : calls) one.context.TryCancel();
+  });
+  PollHook poll_hook(options.poll_hook);
+  for (size_t ended = 0; ended < calls.size();) {
+    void* tag;
+    bool ok;
+    const auto until = absl::ToChronoTime(absl::Now() + PollHook::kInterval);
+    if (borrowed.queue().AsyncNext(&tag, &ok, until) == grpc::CompletionQueue::GOT_EVENT) {
+      auto& one = *static_cast<OneUnary*>(tag);
+      one.connection->Leave(&one.context);
+      one.address = -1;
+      ++ended;
+      continue;
+    }
+    poll_hook.Poll();
+    if (core.clock.Now() - begun < Connections::kSilence) continue;
+    for (const OneUnary& one : calls) {
+      if (one.address >= 0) core.connections.Suspect(one.address, begun);
+    }
+  }
+  std::vector<absl::StatusOr<std::string>> replies;
+  for (const OneUnary& one : calls) replies.push_back(BytesOf(core, one));
+  return replies;
+}
 
 absl::Status CallUnary(const ClientCore& core, int address, const std::string& method,
                        const std::string& request, absl::Time deadline, const CallOptions& options,
-                       google::protobuf::MessageLite& reply) {
-  ASSIGN_OR_RETURN(std::string bytes, CallBytes(core, address, method, request, deadline, options));
+                       google::protobuf::MessageLite& reply, const CallMetadata& metadata) {
+  ASSIGN_OR_RETURN(std::string bytes,
+                   CallBytes(core, address, method, request, deadline, options, metadata));
   if (reply.ParseFromString(bytes)) return absl::OkStatus();
   return absl::DataLossError("reply: cannot be parsed");
 }

@@ -4,6 +4,8 @@
 #include <google/protobuf/message_lite.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,10 +16,21 @@
 
 namespace attnd {
 
+// What a proxy routes by, beside the method.
+using CallMetadata = std::vector<std::pair<std::string, std::string>>;
+
 // `request`: a serialised message. Of `options` they take stop and poll_hook.
 absl::Status CallUnary(const ClientCore& core, int address, const std::string& method,
                        const std::string& request, absl::Time deadline, const CallOptions& options,
-                       google::protobuf::MessageLite& reply);
+                       google::protobuf::MessageLite& reply, const CallMetadata& metadata = {});
+
+// The same call to each of these addresses at once; their replies in the same order.
+std::vector<absl::StatusOr<std::string>> CallEach(const ClientCore& core,
+                                                  const std::vector<int>& addresses,
+                                                  const std::string& method,
+                                                  const std::string& request, absl::Time deadline,
+                                                  const CallOptions& options,
+                                                  const CallMetadata& metadata = {});
 
 // grpc.health.v1.Health/Check of the whole server.
 absl::StatusOr<Health> CallHealthCheck(const ClientCore& core, int address, absl::Time deadline,

@@ -30,7 +30,9 @@ bool IsTarget(absl::string_view address) {
     const std::vector<absl::string_view> each = absl::StrSplit(rest, ',');
     return std::all_of(each.begin(), each.end(), &IsHostAndPort);
   }
-  return (scheme == "dns" || scheme == "xds") && !rest.empty();
+  constexpr absl::string_view kNames[] = {"dns", "xds", "srv", "dir", "file"};
+  return std::find(std::begin(kNames), std::end(kNames), scheme) != std::end(kNames) &&
+         !rest.empty();
 }
 
 }  // namespace

@@ -4,11 +4,14 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <tuple>
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/hash/hash.h"
+#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -22,8 +25,7 @@ namespace {
 constexpr absl::Duration kFirstSuspension = absl::Milliseconds(100);
 constexpr absl::Duration kLongestSuspension = absl::Seconds(5);
 constexpr absl::Duration kLookUpAgain = absl::Seconds(1);
-constexpr absl::Duration kLookUpEvery = absl::Seconds(30);
-constexpr size_t kMaxAddresses = 256;  // a name may bring them to
+constexpr absl::Duration kWatchEvery = absl::Seconds(1);  // for names that are due
 
 absl::Status OutOfRange(absl::string_view option, absl::string_view expected, int64_t got) {
   return absl::InvalidArgumentError(absl::StrCat(option, ": expected ", expected, ", got ", got));
@@ -75,7 +77,7 @@ grpc::ChannelArguments MakeArguments(const ClientOptions& options, const Proxy& 
   arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE);
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   arguments.SetMaxSendMessageSize(-1);  // PlanShards keeps to the server's limit
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
                    static_cast<int>(absl::ToInt64Milliseconds(Connections::kWriteTimeout)));
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
@@ -89,6 +91,10 @@ grpc::ChannelArguments MakeArguments(const ClientOptions& options, const Proxy& 
 }
 
 }  // namespace
+
+absl::Status ServerIsSilent() {
+  return absl::UnavailableError("the connection was closed because its peer did not answer");
+}
 
 void Connection::Enter(grpc::ClientContext* context) {
   absl::MutexLock lock(&mutex_);
@@ -139,9 +145,16 @@ void Connections::WatchNames() {
   while (true) {
     {
       absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping), kLookUpEvery)) return;
+      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping), kWatchEvery)) return;
     }
-    LookUpNames();
+    for (size_t n = 0; n < names_.size(); ++n) {
+      {
+        absl::MutexLock lock(&mutex_);
+        if (clock_.Now() < names_[n].due) continue;
+        names_[n].due = clock_.Now() + names_[n].name.look_up_every();
+      }
+      Update(static_cast<int>(n), lookup_(names_[n].name));
+    }
   }
 }
 
@@ -156,27 +169,80 @@ Connections::Connections(const ClientOptions& options,
       credentials_(std::move(credentials)),
       proxy_(std::move(proxy)),
       clock_(clock),
-      lookup_(std::move(lookup)) {
+      lookup_(std::move(lookup)),
+      client_(absl::Uniform<uint64_t>(absl::BitGen())),
+      prober_(options.bearer_token,
+              {.channel = [this](int address) { return ChannelToProbe(address); },
+               .verdict = [this](int address, bool answers) { Probed(address, answers); }}) {
   for (const std::string& address : options.addresses) AddAddress(address);
+  KeepMostAddresses();
   for (int address = 0; address < address_count(); ++address) AddSlots(address);
 }
 
 void Connections::AddSlots(int address_index) {
-  for (int n = 0; n < options_.channels_per_address; ++n)
-    slots_.push_back({Open(address_index, false)});
+  for (int n = 0; n < ConnectionsPerAddress(); ++n) slots_.push_back({Open(address_index, false)});
   slots_.push_back({Open(address_index, true), true});
 }
 
-// A name without addresses now is left to gRPC, which asks again.
+int Connections::ConnectionsPerAddress() const {
+  const int addresses = static_cast<int>(addresses_.size());
+  if (addresses == 1) return options_.channels_per_address;
+  return std::clamp(kMaxConnections / addresses - 1, 1, options_.channels_per_address);
+}
+
+// Closes what is too much since addresses have joined, as far as nothing runs on it.
+void Connections::FitSlots() {
+  std::vector<int> count(addresses_.size(), 0);
+  std::erase_if(slots_, [&](const Slot& slot) {
+    if (slot.spare || count[slot.connection->address_index()] < ConnectionsPerAddress()) {
+      if (!slot.spare) ++count[slot.connection->address_index()];
+      return false;
+    }
+    return slot.outstanding_bytes == 0;
+  });
+}
+
+uint64_t Connections::Rank(const std::string& target) const {
+  return absl::HashOf(client_, target);
+}
+
+std::vector<std::string> Connections::Kept(std::vector<std::string> targets, size_t most) const {
+  if (targets.size() <= most) return targets;
+  std::vector<uint64_t> ranks;
+  for (const std::string& target : targets) ranks.push_back(Rank(target));
+  std::sort(ranks.begin(), ranks.end(), std::greater<>());
+  std::erase_if(targets, [&](const std::string& target) { return Rank(target) < ranks[most - 1]; });
+  return targets;
+}
+
+void Connections::KeepMostAddresses() {
+  std::vector<std::string> targets;
+  for (const Address& address : addresses_) targets.push_back(address.target);
+  targets = Kept(std::move(targets), kMaxAddresses);
+  std::erase_if(addresses_, [&](const Address& address) {
+    return !absl::c_linear_search(targets, address.target);
+  });
+  if (addresses_.size() > kMaxAddresses) addresses_.resize(kMaxAddresses);  // some twice
+  absl::BitGen random;
+  for (Address& address : addresses_) address.last_picked = absl::Uniform<uint32_t>(random);
+}
+
+// A host without addresses now is left to gRPC, which asks again. Files may be written yet: an
+// address that nobody has stands for them.
 void Connections::AddAddress(const std::string& address) {
   std::optional<ReplicaName> name = ReplicaNameOf(address);
   std::vector<std::string> targets;
   if (name.has_value()) targets = lookup_(*name);
-  if (targets.empty()) {
+  const bool is_grpcs = !name.has_value() || name->kind == ReplicaName::Kind::kDns;
+  if (targets.empty() && is_grpcs) {
     addresses_.push_back({.target = address});
     return;
   }
   names_.push_back({*std::move(name)});
+  if (targets.empty()) {
+    addresses_.push_back(
+        {.target = address, .name = static_cast<int>(names_.size()) - 1, .gone = true});
+  }
   for (std::string& target : targets) {
     addresses_.push_back(
         {.target = std::move(target), .name = static_cast<int>(names_.size()) - 1});
@@ -187,7 +253,8 @@ std::shared_ptr<Connection> Connections::Open(int address_index, bool spare) con
   const Address& address = addresses_[address_index];
   const bool this_host = IsLocalAddress(address.target);
   grpc::ChannelArguments arguments = MakeArguments(options_, proxy_, this_host, spare);
-  if (address.name >= 0) {  // what a certificate is for
+  if (address.name >= 0 && names_[address.name].name.kind == ReplicaName::Kind::kDns) {
+    // A certificate is for it.
     const ReplicaName& name = names_[address.name].name;
     arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, absl::StrCat(name.host, ":", name.port));
     if (options_.tls.has_value() && options_.tls->server_name.empty()) {
@@ -206,7 +273,7 @@ std::shared_ptr<Connection> Connections::Acquire(int64_t bytes, const std::vecto
     int a = slot.connection->address_index();
     bool was_there = a < static_cast<int>(tried.size()) && tried[a];
     return std::make_tuple(slot.spare && bytes > kSmallCallBytes, only >= 0 && a != only, was_there,
-                           addresses_[a].gone, addresses_[a].suspended_until > now,
+                           addresses_[a].gone, !IsUsable(addresses_[a], now),
                            slot.outstanding_bytes, slot.spare, addresses_[a].last_picked);
   };
   Slot& best = *std::min_element(slots_.begin(), slots_.end(),
@@ -238,6 +305,17 @@ int Connections::address_count() const {
   return static_cast<int>(addresses_.size());
 }
 
+std::vector<int> Connections::usable_addresses() const {
+  absl::MutexLock lock(&mutex_);
+  const absl::Time now = clock_.Now();
+  std::vector<int> usable, possible;
+  for (size_t a = 0; a < addresses_.size(); ++a) {
+    if (IsUsable(addresses_[a], now)) usable.push_back(static_cast<int>(a));
+    if (!addresses_[a].gone) possible.push_back(static_cast<int>(a));
+  }
+  return usable.empty() ? possible : usable;
+}
+
 int Connections::count() const {
   absl::MutexLock lock(&mutex_);
   return static_cast<int>(absl::c_count_if(slots_, [](const Slot& slot) { return !slot.spare; }));
@@ -264,9 +342,13 @@ bool Connections::ReportUnavailable(int address_index, absl::Time begun) {
 }
 
 // A name that cannot be looked up now keeps what it had.
-void Connections::Update(int name, const std::vector<std::string>& found) {
-  if (found.empty()) return;
+void Connections::Update(int name, const std::vector<std::string>& all) {
+  if (all.empty()) return;
   absl::MutexLock lock(&mutex_);
+  const auto others = static_cast<size_t>(
+      absl::c_count_if(addresses_, [&](const Address& a) { return a.name != name; }));
+  const std::vector<std::string> found =
+      Kept(all, others < kMaxAddresses ? kMaxAddresses - others : 1);
   for (Address& address : addresses_) {
     if (address.name == name) address.gone = !absl::c_linear_search(found, address.target);
   }
@@ -283,13 +365,14 @@ void Connections::Place(int name, const std::string& target) {
       absl::c_find_if(addresses_, [&](const Address& a) { return a.name == name && a.gone; });
   const auto index = static_cast<int>(place - addresses_.begin());
   if (place != addresses_.end()) {
-    *place = {.target = target, .name = name};
+    *place = {.target = target, .name = name};  // not silent, as the one before may have been
     for (Slot& slot : slots_) {
       if (slot.connection->address_index() == index) slot = {Open(index, slot.spare), slot.spare};
     }
   } else if (addresses_.size() < kMaxAddresses) {
     addresses_.push_back({.target = target, .name = name});
     AddSlots(index);
+    FitSlots();
   }
 }
 
@@ -308,6 +391,72 @@ void Connections::ReportAlive(int address_index) {
   absl::MutexLock lock(&mutex_);
   addresses_[address_index].failures = 0;
   addresses_[address_index].suspended_until = absl::InfinitePast();
+  addresses_[address_index].heard_at = clock_.Now();
+  addresses_[address_index].silent = false;
+}
+
+// A slow call tells little, since it may have computed or waited for long: the rate falls slowly.
+void Connections::ReportMoved(int64_t bytes, absl::Duration took) {
+  if (bytes < kSmallCallBytes || took <= absl::ZeroDuration()) return;
+  absl::MutexLock lock(&mutex_);
+  rate_ = std::max(0.9 * rate_, static_cast<double>(bytes) / absl::ToDoubleSeconds(took));
+}
+
+bool Connections::HasOther(int address_index, absl::Time now) const {
+  for (size_t a = 0; a < addresses_.size(); ++a) {
+    if (static_cast<int>(a) != address_index && IsUsable(addresses_[a], now)) return true;
+  }
+  return false;
+}
+
+void Connections::Suspect(int address_index, absl::Time silent_since) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const absl::Time now = clock_.Now();
+    if (!HasOther(address_index, now)) return;
+    int64_t bytes = 0;
+    for (const Slot& slot : slots_) {
+      if (slot.connection->address_index() == address_index) bytes += slot.outstanding_bytes;
+    }
+    const absl::Duration most =
+        std::max(kSilence, absl::Seconds(3 * static_cast<double>(bytes) / rate_));
+    if (now - std::max(silent_since, addresses_[address_index].heard_at) < most) return;
+  }
+  prober_.Ask(address_index);
+}
+
+// That of small calls: on the others an answer could wait for megabytes.
+std::shared_ptr<grpc::Channel> Connections::ChannelToProbe(int address_index) {
+  absl::MutexLock lock(&mutex_);
+  if (addresses_[address_index].gone) return nullptr;
+  for (const Slot& slot : slots_) {
+    if (slot.connection->address_index() == address_index && slot.spare) {
+      return slot.connection->channel();
+    }
+  }
+  return nullptr;
+}
+
+// Without another address calls stay where they are: keepalive ends them if nothing comes.
+void Connections::Probed(int address_index, bool answers) {
+  std::vector<std::shared_ptr<Connection>> stuck;
+  {
+    absl::MutexLock lock(&mutex_);
+    const absl::Time now = clock_.Now();
+    Address& address = addresses_[address_index];
+    if (answers) address.heard_at = now;
+    const bool news = std::exchange(address.silent, !answers) == answers;
+    if (answers) return;
+    if (!HasOther(address_index, now)) return;
+    address.reported_at = now;  // its calls' failures are this one
+    for (const Slot& slot : slots_) {
+      if (slot.connection->address_index() == address_index &&
+          (news || slot.outstanding_bytes > 0)) {
+        stuck.push_back(slot.connection);
+      }
+    }
+  }
+  for (const std::shared_ptr<Connection>& connection : stuck) Replace(connection);
 }
 
 void Connections::Replace(const std::shared_ptr<Connection>& stuck) {

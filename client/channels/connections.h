@@ -4,9 +4,17 @@
 // address has one more for small calls, which would wait behind megabytes on all others; gRPC opens
 // it when first used.
 //
-// A name ("dns:///name:port") stands for all addresses that it has. It is looked up every half
-// minute, and when one of them is unavailable: new ones join or take the place of those that the
-// name has no more, which come last until then. An address's index never changes its name.
+// A name (replica_names.h) stands for all addresses that it has. It is looked up every half minute,
+// files every 2 s, and when one of them is unavailable: new ones join or take the place of those
+// that the name has no more, which come last until then. An address's index never changes its name.
+//
+// Of more than kMaxAddresses the client keeps those with the highest hash of address and client
+// (rendezvous hashing): each client has its own, and keeps them while others come and go. All
+// connections to several addresses are at most kMaxConnections.
+//
+// A call that makes no progress is suspected (Suspect), where there is another address to go to:
+// the server is asked whether it answers at all. One that does not gets no calls until it does, and
+// those that are with it end, to be tried elsewhere.
 //
 // Threads: any.
 #pragma once
@@ -27,6 +35,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "client/channels/prober.h"
 #include "client/channels/proxy.h"
 #include "client/channels/reconnector.h"
 #include "client/channels/replica_names.h"
@@ -57,6 +66,9 @@ class Connection {
   bool retired_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
+// UNAVAILABLE, of a call that a connection which was retired has ended.
+absl::Status ServerIsSilent();
+
 class Connections {
  public:
   // Checks the options and reads the TLS files; INVALID_ARGUMENT or NOT_FOUND naming the option.
@@ -70,8 +82,13 @@ class Connections {
   absl::Status NameProxy(absl::Status status) const;
 
   static constexpr int64_t kSmallCallBytes = int64_t{256} << 10;
+  static constexpr int kMaxAddresses = 16;
+  static constexpr int kMaxConnections = 32;
   // TCP ends a connection whose peer has taken nothing for so long.
-  static constexpr absl::Duration kWriteTimeout = absl::Seconds(10);
+  static constexpr absl::Duration kWriteTimeout = absl::Seconds(5);
+  // A call without progress for so long, or for three times what its bytes should take, is
+  // suspected.
+  static constexpr absl::Duration kSilence = absl::Milliseconds(1500);
 
   // The best connection for `bytes` more bytes; Release gives them back. `tried[a]`: the shard has
   // been at address a. `only`: the address that it must go to, -1: any.
@@ -83,6 +100,11 @@ class Connections {
   // the same one.
   bool ReportUnavailable(int address_index, absl::Time begun);
   void ReportAlive(int address_index);
+  // A call of so many bytes took so long: the rate by which Suspect is patient.
+  void ReportMoved(int64_t bytes, absl::Duration took);
+  // A call there has made no progress since then. Asks the server whether it answers, where that is
+  // longer than a call may be silent and there is another address. Returns at once.
+  void Suspect(int address_index, absl::Time silent_since);
 
   // Sees to it that a connection that has lost its server finds it again, calls or not.
   void Reconnect(const Connection& lost) { reconnector_.Drive(lost.channel()); }
@@ -98,8 +120,10 @@ class Connections {
   bool on_this_host() const;
   std::string target(int address_index);
   int address_count() const;  // may grow
-  int count() const;          // likewise; without those for small calls
-  int idle_count() const;     // of these, without outstanding bytes
+  // Those that can be expected to answer; where there are none, those that their names have still.
+  std::vector<int> usable_addresses() const;
+  int count() const;       // likewise; without those for small calls
+  int idle_count() const;  // of these, without outstanding bytes
 
   // Looks all names up now.
   void LookUpNames();
@@ -110,13 +134,16 @@ class Connections {
     int name = -1;  // index into names_; −1: as it was given
     absl::Time reported_at = absl::InfinitePast();
     absl::Time suspended_until = absl::InfinitePast();
-    bool gone = false;         // its name has it no more
-    int failures = 0;          // in a row
-    uint64_t last_picked = 0;  // sequence number
+    absl::Time heard_at = absl::InfinitePast();  // a call succeeded, or the prober had an answer
+    bool gone = false;                           // its name has it no more
+    bool silent = false;                         // the prober got no answer
+    int failures = 0;                            // in a row
+    uint64_t last_picked = 0;                    // sequence number
   };
   struct Name {
     ReplicaName name;
-    absl::Time look_up_after = absl::InfinitePast();
+    absl::Time look_up_after = absl::InfinitePast();  // after a failure
+    absl::Time due = absl::InfinitePast();            // without one
   };
   struct Slot {
     std::shared_ptr<Connection> connection;
@@ -127,12 +154,24 @@ class Connections {
   Connections(const ClientOptions& options, std::shared_ptr<grpc::ChannelCredentials> credentials,
               Proxy proxy, const Clock& clock, ReplicaLookup lookup);
   void AddAddress(const std::string& address);
+  void KeepMostAddresses();
+  std::vector<std::string> Kept(std::vector<std::string> targets, size_t most) const;
+  uint64_t Rank(const std::string& target) const;
+  int ConnectionsPerAddress() const;  // without the spare one
+  void FitSlots();
   void AddSlots(int address_index);
   std::shared_ptr<Connection> Open(int address_index, bool spare) const;
   // The name has these addresses now.
-  void Update(int name, const std::vector<std::string>& found);
+  void Update(int name, const std::vector<std::string>& all);
   void Place(int name, const std::string& target) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WatchNames();
+  std::shared_ptr<grpc::Channel> ChannelToProbe(int address_index);
+  void Probed(int address_index, bool answers);
+  // Whether some address but this one can be expected to answer.
+  bool HasOther(int address_index, absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsUsable(const Address& address, absl::Time now) const {
+    return !address.gone && !address.silent && address.suspended_until <= now;
+  }
 
   const ClientOptions options_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
@@ -140,14 +179,19 @@ class Connections {
   const Clock& clock_;
   mutable absl::Mutex mutex_;
   const ReplicaLookup lookup_;
+  const uint64_t client_;    // random
   std::vector<Name> names_;  // its names never change; the rest ABSL_GUARDED_BY(mutex_)
-  // Guarded by mutex_ once Create has returned; they only grow.
+  // Guarded by mutex_ once Create has returned.
   std::vector<Address> addresses_;
   std::vector<Slot> slots_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  uint64_t picks_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t picks_ ABSL_GUARDED_BY(mutex_) = uint64_t{1}
+                                            << 32;  // after the first ones' random order
+  // Bytes a second that calls move; until one has been seen, those of a link of 100 Mbit/s.
+  double rate_ ABSL_GUARDED_BY(mutex_) = 12.5e6;
   Reconnector reconnector_;
   std::thread watch_;  // of names, where there are any
+  Prober prober_;      // last: its thread uses the rest
 };
 
 }  // namespace attnd

@@ -5,8 +5,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -37,6 +41,10 @@ TEST(ReplicaName, IsWhatGrpcWouldLookUp) {
                             "dns:///attnd", "ipv4:1.2.3.4:5"}) {
     EXPECT_FALSE(ReplicaNameOf(other).has_value()) << other;
   }
+  EXPECT_EQ(ReplicaNameOf("srv:_attnd._tcp.example.org")->host, "_attnd._tcp.example.org");
+  EXPECT_EQ(ReplicaNameOf("srv:///_attnd._tcp.example.org")->host, "_attnd._tcp.example.org");
+  EXPECT_EQ(ReplicaNameOf("file:///a/b")->host, "/a/b");
+  EXPECT_EQ(ReplicaNameOf("dir:a")->host, "a");
 }
 
 TEST(LookUpReplicas, GivesEachAddressOnceAndNoneForAnUnknownName) {
@@ -137,13 +145,114 @@ TEST(Connections, FollowTheAddressesOfAName) {
   EXPECT_EQ(connections->Acquire(10, tried)->address_index(), 0);
 }
 
-TEST(Connections, AreToALimitedNumberOfAddresses) {
+Names Ports(int first, int last) {
+  Names names;
+  for (int port = first; port <= last; ++port)
+    names.push_back(absl::StrCat("ipv4:127.0.0.1:", port));
+  return names;
+}
+
+std::set<std::string> TargetsOf(Connections& connections) {
+  std::set<std::string> targets;
+  for (int a : connections.usable_addresses()) targets.insert(connections.target(a));
+  return targets;
+}
+
+int SocketsOf(Connections& connections) {
+  return connections.count() + connections.address_count();  // each has a spare one
+}
+
+// Rendezvous hashing: what a client keeps does not depend on who else joins.
+TEST(Connections, AreToALimitedNumberOfAddressesThatStay) {
   FakeClock clock;
-  Names now = {"ipv4:127.0.0.1:1"};
+  Names now = Ports(1, 1);
   auto connections = Create({"dns:///name:7"}, clock, [&](const ReplicaName&) { return now; });
-  for (int port = 2; port <= 300; ++port) now.push_back("ipv4:127.0.0.1:" + std::to_string(port));
+  now = Ports(1, 300);
   connections->LookUpNames();
-  EXPECT_EQ(connections->address_count(), 256);
+  EXPECT_EQ(connections->address_count(), 16);
+  EXPECT_LE(SocketsOf(*connections), 32);
+  const std::set<std::string> kept = TargetsOf(*connections);
+  EXPECT_EQ(kept.size(), 16u);
+  now.erase(std::find(now.begin(), now.end(), *kept.begin()));  // one of them leaves
+  now.push_back("ipv4:127.0.0.1:301");
+  connections->LookUpNames();
+  EXPECT_EQ(connections->address_count(), 16);
+  std::set<std::string> after = TargetsOf(*connections);
+  after.insert(kept.begin(), kept.end());
+  EXPECT_EQ(after.size(), 17u) << "one has taken its place, the others stay";
+}
+
+TEST(Connections, AreToOtherAddressesForEachClient) {
+  FakeClock clock;
+  std::map<std::string, int> clients_of;
+  for (int client = 0; client < 100; ++client) {
+    auto connections = Create({"dns:///name:7"}, clock, [](auto&) { return Ports(1, 100); });
+    for (const std::string& target : TargetsOf(*connections)) ++clients_of[target];
+  }
+  EXPECT_EQ(clients_of.size(), 100u);
+  for (const auto& [target, count] : clients_of) EXPECT_LE(count, 40) << target;  // 16 expected
+}
+
+TEST(Connections, AreFewerForEachAddressWhereThereAreMany) {
+  FakeClock clock;
+  Names now = Ports(1, 1);
+  auto many = Connections::Create({.addresses = {"dns:///name:7"}, .channels_per_address = 40},
+                                  clock, [&](const ReplicaName&) { return now; });
+  EXPECT_EQ((*many)->count(), 40) << "of one address, as many as are asked for";
+  for (int last : {2, 5, 16}) {
+    now = Ports(1, last);
+    (*many)->LookUpNames();
+    EXPECT_EQ((*many)->address_count(), last);
+    EXPECT_LE(SocketsOf(**many), 32) << last;
+    EXPECT_GE(SocketsOf(**many), 26) << last;
+  }
+  EXPECT_EQ((*Connections::Create({.addresses = Ports(1, 40)}, clock, nullptr))->address_count(),
+            16);
+}
+
+// A herd of clients that starts together spreads.
+TEST(Connections, BeginAtARandomAddress) {
+  FakeClock clock;
+  std::set<int> first;
+  for (int client = 0; client < 64; ++client) {
+    first.insert(Create(Ports(1, 3), clock, nullptr)->Acquire(10, {})->address_index());
+  }
+  EXPECT_EQ(first, std::set<int>({0, 1, 2}));
+}
+
+TEST(LookUpReplicas, ReadsFilesAndFolders) {
+  const std::string folder = testing::TempDir() + "/addresses";
+  std::filesystem::create_directories(folder);
+  auto write = [&](const std::string& name, const std::string& text) {
+    std::ofstream(folder + "/" + name) << text;
+  };
+  EXPECT_TRUE(LookUpReplicas(*ReplicaNameOf("dir:" + folder)).empty());
+  write("b.addr", "node7:7071\n");
+  write("a.addr", "10.0.0.1:7070");
+  write("half.addr", "node8:");
+  write(".being-written", "node9:7070");
+  EXPECT_EQ(LookUpReplicas(*ReplicaNameOf("dir:" + folder)),
+            Names({"10.0.0.1:7070", "node7:7071"}));
+  write("list", "# comment\nunix:/run/attnd.sock\n\n  node1:1 \nnode1:1\nfile:/list\n");
+  EXPECT_EQ(LookUpReplicas(*ReplicaNameOf("file:" + folder + "/list")),
+            Names({"unix:/run/attnd.sock", "node1:1"}));
+  EXPECT_TRUE(LookUpReplicas(*ReplicaNameOf("file:/no/such")).empty());
+  std::filesystem::remove_all(folder);
+}
+
+// Jobs may write their addresses after their client has started.
+TEST(Connections, FindAddressesThatAreWrittenLater) {
+  FakeClock clock;
+  Names now;
+  auto connections = Create({"dir:/addresses"}, clock, [&](const ReplicaName& name) {
+    EXPECT_EQ(name.host, "/addresses");
+    return now;
+  });
+  EXPECT_EQ(connections->address_count(), 1);
+  EXPECT_TRUE(TargetsOf(*connections).empty());
+  now = Ports(1, 2);
+  connections->ReportUnavailable(connections->Acquire(10, {})->address_index(), clock.Now());
+  EXPECT_EQ(TargetsOf(*connections), std::set<std::string>(now.begin(), now.end()));
 }
 
 TEST(Connections, LeaveAnAddressAloneForLongerEachTimeThatItIsAway) {

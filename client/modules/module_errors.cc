@@ -37,6 +37,8 @@ bool IsActivationPressure(const absl::Status& status) {
   return HasReason(status, {"ACTIVATION_PRESSURE"});
 }
 
+bool IsRegionUnknown(const absl::Status& status) { return HasReason(status, {"REGION_UNKNOWN"}); }
+
 bool IsStepDone(const absl::Status& status, uint64_t sequence) {
   if (!HasReason(status, {"STEP_OUT_OF_ORDER", "SEQUENCE_MISMATCH"})) return false;
   const ErrorDetail detail = *DetailOf(status);

@@ -19,6 +19,9 @@ bool IsDraining(const absl::Status& status);
 // The server has no room for another Forward's activations.
 bool IsActivationPressure(const absl::Status& status);
 
+// The server does not know the shared memory that a call named.
+bool IsRegionUnknown(const absl::Status& status);
+
 // The call that ends `sequence` has been done: its reply was lost, and the server with it.
 bool IsStepDone(const absl::Status& status, uint64_t sequence);
 

@@ -2,12 +2,18 @@
 
 #include <grpcpp/support/proto_buffer_reader.h>
 
+#include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/call/shared_tensors.h"
+#include "client/call/stream_reply.h"
 #include "client/call/unary_call.h"
+#include "client/modules/module_errors.h"
+#include "client/modules/module_stream.h"
 #include "proto/attnd/v1/chunk_framing.h"
 
 namespace attnd {
@@ -64,59 +70,25 @@ struct Landing {
   }
 };
 
-// A reply of a header and chunks.
-template <class Message, class Result>
-class Reply {
- public:
-  Reply(std::vector<Landing> landings, Result& result)
-      : landings_(std::move(landings)), result_(result) {}
-
-  absl::Status Take(grpc::ByteBuffer& bytes) {
-    Message message;
-    RETURN_IF_ERROR(Parse(bytes, message));
-    if (message.has_header()) {
-      has_header_ = true;
-      result_ = std::move(*message.mutable_header());
-      return absl::OkStatus();
-    }
-    for (Landing& landing : landings_) {
-      if (landing.field == static_cast<int>(message.chunk().tensor())) {
-        return landing.Take(message.chunk());
-      }
-    }
-    return Malformed(absl::StrCat("chunk of field ", message.chunk().tensor()));
-  }
-  absl::Status CheckComplete() const {
-    if (!has_header_) return Malformed("header: is missing");
-    for (const Landing& landing : landings_) RETURN_IF_ERROR(landing.CheckComplete());
-    return absl::OkStatus();
-  }
-
- private:
-  std::vector<Landing> landings_;
-  Result& result_;
-  bool has_header_ = false;
-};
-
 template <class Header>
 void NamePayloads(const std::vector<StreamedPayload>& payloads, Header& header) {
   for (const StreamedPayload& payload : payloads) {
     v1::PayloadSize& size = *header.add_payload();
-    size.set_tensor(payload.field_number);
-    size.set_bytes(payload.bytes->size());
+    size.set_tensor(static_cast<uint32_t>(payload.field_number));
+    size.set_bytes(payload.bytes.size());
   }
 }
 
 int64_t BytesOf(const std::vector<StreamedPayload>& payloads) {
   int64_t bytes = 0;
   for (const StreamedPayload& payload : payloads) {
-    bytes += static_cast<int64_t>(payload.bytes->size());
+    bytes += static_cast<int64_t>(payload.bytes.size());
   }
   return bytes;
 }
 
-void AddUnlessEmpty(int field, const SharedBytes& bytes, std::vector<StreamedPayload>& payloads) {
-  if (bytes != nullptr && !bytes->empty()) payloads.push_back({field, bytes});
+void AddUnlessEmpty(int field, const KeptBytes& bytes, std::vector<StreamedPayload>& payloads) {
+  if (!bytes.empty()) payloads.push_back({field, bytes});
 }
 
 std::vector<StreamedPayload> PayloadsOf(const SentForward& inputs) {
@@ -127,14 +99,71 @@ std::vector<StreamedPayload> PayloadsOf(const SentForward& inputs) {
   return payloads;
 }
 
-template <class Message, class Header, class Result>
-absl::Status Exchange(const ClientCore& core, int address, const char* method, Header header,
-                      std::vector<StreamedPayload> payloads, std::vector<Landing> landings,
-                      Result& result, ModuleTry& attempt) {
-  NamePayloads(payloads, header);
-  const int64_t bytes = BytesOf(payloads);
-  PayloadMessages request(header.SerializeAsString(), std::move(payloads));
-  Reply<Message, Result> reply(std::move(landings), result);
+StridedRuns OneRun(int64_t bytes) { return {.offset = 0, .run_bytes = bytes, .loops = {}}; }
+
+void AddUnlessEmpty(int field, const char* name, absl::Span<std::byte> to,
+                    std::vector<ReplyPayload>& outputs) {
+  if (!to.empty()) {
+    outputs.push_back({field, name, OneRun(static_cast<int64_t>(to.size())), to.data()});
+  }
+}
+
+v1::TensorName NameOf(int field) {
+  switch (field) {
+    case kMaskBits:
+      return v1::TENSOR_NAME_MASK_BITS;
+    case kMemory:
+      return v1::TENSOR_NAME_MEMORY;
+    case kX:
+      return v1::TENSOR_NAME_X;
+    case kY:
+      return v1::TENSOR_NAME_Y;
+    case kDy:
+      return v1::TENSOR_NAME_D_Y;
+    case kDMemory:
+      return v1::TENSOR_NAME_D_MEMORY;
+    default:
+      return v1::TENSOR_NAME_D_X;
+  }
+}
+
+// A call's method, and its tensors.
+struct Exchanged {
+  const char* method;
+  std::vector<StreamedPayload> inputs;
+  std::vector<ReplyPayload> outputs;
+};
+
+// All of a call's tensors in shared memory; nothing where they are small, or the daemon or the
+// memory does not take them.
+std::optional<SharedTensors> Share(const ClientCore& core, const Exchanged& call) {
+  if (core.shared_memory == nullptr) return std::nullopt;
+  int64_t bytes = BytesOf(call.inputs);
+  for (const ReplyPayload& output : call.outputs) {
+    bytes = std::max(bytes, output.runs.total_bytes());
+  }
+  if (bytes < SharedTensors::kFewBytes) return std::nullopt;
+  SharedTensors shared(*core.shared_memory);
+  for (const StreamedPayload& input : call.inputs) {
+    shared.AddInput(NameOf(input.field_number), OneRun(static_cast<int64_t>(input.bytes.size())),
+                    input.bytes.data());
+  }
+  for (const ReplyPayload& output : call.outputs) {
+    shared.AddOutput(NameOf(output.field_number), output.runs, output.tensor);
+  }
+  if (!shared.Place() || !core.shared_memory->takes_modules()) return std::nullopt;
+  return shared;
+}
+
+// The tensors travel.
+template <class Header, class Result>
+absl::Status StreamCall(const ClientCore& core, int address, Exchanged call, const Header& header,
+                        Result& result, ModuleTry& attempt) {
+  const int64_t bytes = BytesOf(call.inputs);
+  PayloadMessages request(header.SerializeAsString(), std::move(call.inputs));
+  StreamReply reply(call.outputs, [&result](const std::string& bytes) {
+    return result.ParseFromString(bytes) ? absl::OkStatus() : Malformed("header: cannot be parsed");
+  });
   const StreamEnds ends{.next =
                             [&](bool& last) {
                               grpc::ByteBuffer message = request.Next();
@@ -142,9 +171,27 @@ absl::Status Exchange(const ClientCore& core, int address, const char* method, H
                               return message;
                             },
                         .take = [&](grpc::ByteBuffer& message) { return reply.Take(message); }};
-  RETURN_IF_ERROR(RunStream(core, address, method, bytes, ends, attempt.deadline, attempt.options,
-                            attempt.pushback));
+  RETURN_IF_ERROR(RunStream(core, address, call.method, bytes, ends, attempt.deadline,
+                            attempt.options, attempt.pushback));
   return reply.CheckComplete();
+}
+
+// After a failure the daemon may still use the memory; EndUse waits for it to let go. A daemon that
+// was started anew knows the regions no more: then the tensors travel.
+template <class Header, class Result>
+absl::Status Exchange(const ClientCore& core, int address, Exchanged call, Header header,
+                      Result& result, ModuleTry& attempt) {
+  if (std::optional<SharedTensors> shared = Share(core, call); shared.has_value()) {
+    *header.mutable_shared_memory() = shared->message();
+    absl::Status done = StreamCall(core, address, {call.method, {}, {}}, header, result, attempt);
+    if (done.ok()) shared->Land();
+    if (!done.ok()) core.shared_memory->EndUse(shared->message().use());
+    if (!IsRegionUnknown(done)) return done;
+    core.shared_memory->Forget();
+    header.clear_shared_memory();
+  }
+  NamePayloads(call.inputs, header);
+  return StreamCall(core, address, std::move(call), header, result, attempt);
 }
 
 // The messages of one PutTensors.
@@ -235,23 +282,20 @@ absl::Status ModuleRpcs::Step(const v1::StepRequest& request, v1::StepResponse& 
 absl::Status ModuleRpcs::Forward(v1::ModuleForwardHeader header, const SentForward& inputs,
                                  absl::Span<std::byte> y, v1::ModuleForwardResult& result,
                                  ModuleTry& attempt) const {
-  return Exchange<v1::ModuleForwardResponse>(core_, address_, "/attnd.v1.Modules/Forward",
-                                             std::move(header), PayloadsOf(inputs), {{kY, y}},
-                                             result, attempt);
+  Exchanged call{"/attnd.v1.Modules/Forward", PayloadsOf(inputs), {}};
+  AddUnlessEmpty(kY, "y", y, call.outputs);
+  return Exchange(core_, address_, std::move(call), std::move(header), result, attempt);
 }
 
 absl::Status ModuleRpcs::Backward(v1::ModuleBackwardHeader header, const SentForward* inputs,
-                                  const SharedBytes& dy, const BackwardOutputsOfModule& out,
+                                  const KeptBytes& dy, const BackwardOutputsOfModule& out,
                                   v1::ModuleBackwardResult& result, ModuleTry& attempt) const {
-  std::vector<StreamedPayload> payloads;
-  if (inputs != nullptr) payloads = PayloadsOf(*inputs);
-  payloads.push_back({kDy, dy});
-  std::vector<Landing> landings;
-  if (!out.d_memory.empty()) landings.push_back({kDMemory, out.d_memory});
-  if (!out.dx.empty()) landings.push_back({kDx, out.dx});
-  return Exchange<v1::ModuleBackwardResponse>(core_, address_, "/attnd.v1.Modules/Backward",
-                                              std::move(header), std::move(payloads),
-                                              std::move(landings), result, attempt);
+  Exchanged call{"/attnd.v1.Modules/Backward", {}, {}};
+  if (inputs != nullptr) call.inputs = PayloadsOf(*inputs);
+  call.inputs.push_back({kDy, dy});
+  AddUnlessEmpty(kDMemory, "d_memory", out.d_memory, call.outputs);
+  AddUnlessEmpty(kDx, "dx", out.dx, call.outputs);
+  return Exchange(core_, address_, std::move(call), std::move(header), result, attempt);
 }
 
 absl::Status ModuleRpcs::Put(const v1::PutTensorsHeader& header, const SentPut& put,

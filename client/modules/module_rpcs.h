@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "client/call/client_core.h"
+#include "client/channels/grpc_status.h"
 #include "client/modules/redo_log.h"
 #include "client/types/call_options.h"
 #include "proto/attnd/v1/module.pb.h"
@@ -52,7 +53,7 @@ class ModuleRpcs {
                        ModuleTry& attempt) const;
   // `inputs`: null where the header names activations.
   absl::Status Backward(v1::ModuleBackwardHeader header, const SentForward* inputs,
-                        const SharedBytes& dy, const BackwardOutputsOfModule& out,
+                        const KeptBytes& dy, const BackwardOutputsOfModule& out,
                         v1::ModuleBackwardResult& result, ModuleTry& attempt) const;
   absl::Status Put(const v1::PutTensorsHeader& header, const SentPut& put,
                    v1::PutTensorsResponse& reply, ModuleTry& attempt) const;

@@ -4,6 +4,7 @@
 #include <grpcpp/support/async_stream.h>
 
 #include <algorithm>
+#include <memory>
 #include <stop_token>
 #include <utility>
 
@@ -14,12 +15,12 @@
 namespace attnd {
 namespace {
 
-void DropReference(void* reference) { delete static_cast<SharedBytes*>(reference); }
+void DropReference(void* reference) { delete static_cast<KeptBytes*>(reference); }
 
 // A slice over `bytes`, which holds them.
-grpc::Slice SliceOf(const SharedBytes& bytes, int64_t offset, int64_t size) {
-  return grpc::Slice(const_cast<char*>(bytes->data()) + offset, static_cast<size_t>(size),
-                     &DropReference, new SharedBytes(bytes));
+grpc::Slice SliceOf(const KeptBytes& bytes, int64_t offset, int64_t size) {
+  return grpc::Slice(const_cast<std::byte*>(bytes.data()) + offset, static_cast<size_t>(size),
+                     &DropReference, new KeptBytes(bytes));
 }
 
 // One RPC: at most one write and one read are pending at a time.
@@ -95,7 +96,7 @@ PayloadMessages::PayloadMessages(std::string header, std::vector<StreamedPayload
 }
 
 void PayloadMessages::SkipEmpty() {
-  while (current_ < payloads_.size() && payloads_[current_].bytes->empty()) ++current_;
+  while (current_ < payloads_.size() && payloads_[current_].bytes.empty()) ++current_;
 }
 
 grpc::ByteBuffer PayloadMessages::Next() {
@@ -105,7 +106,7 @@ grpc::ByteBuffer PayloadMessages::Next() {
     return grpc::ByteBuffer(&slice, 1);
   }
   const StreamedPayload& payload = payloads_[current_];
-  const auto total = static_cast<int64_t>(payload.bytes->size());
+  const auto total = static_cast<int64_t>(payload.bytes.size());
   const int64_t size = std::min(kChunkBytes, total - offset_);
   grpc::Slice slices[] = {grpc::Slice(ChunkPrefix(payload.field_number, offset_, size)),
                           SliceOf(payload.bytes, offset_, size)};

@@ -1,14 +1,13 @@
 // RunStream: one streamed RPC about a module, driven on its caller's thread: the request's messages
 // are written and the reply's are read beside each other, until the server has said how it ended.
 //
-// Payloads are shared: gRPC may hold a slice after the RPC has ended, and holds the memory with it.
+// Payloads are kept: gRPC may hold a slice after the RPC has ended, and holds the memory with it.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,15 +15,14 @@
 #include "absl/time/time.h"
 #include "client/call/client_core.h"
 #include "client/channels/grpc_status.h"
+#include "client/modules/kept_bytes.h"
 #include "client/types/call_options.h"
 
 namespace attnd {
 
-using SharedBytes = std::shared_ptr<const std::string>;
-
 struct StreamedPayload {
   int field_number;
-  SharedBytes bytes;
+  KeptBytes bytes;
 };
 
 // The messages of a request: its header, then each payload that is not empty in chunks.

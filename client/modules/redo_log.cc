@@ -5,20 +5,19 @@
 namespace attnd {
 namespace {
 
-int64_t Size(const SharedBytes& bytes) {
-  return bytes == nullptr ? 0 : static_cast<int64_t>(bytes->size());
-}
-
 int64_t BytesOf(const SentBackward& kept) {
-  return Size(kept.forward->x) + Size(kept.forward->memory) + Size(kept.forward->mask_bits) +
-         Size(kept.dy);
+  const SentForward& forward = *kept.forward;
+  return static_cast<int64_t>(forward.x.size() + forward.memory.size() + forward.mask_bits.size() +
+                              kept.dy.size());
 }
 
 int64_t BytesOf(const StateChange& change) {
   const auto* put = std::get_if<std::shared_ptr<const SentPut>>(&change);
   if (put == nullptr) return 0;
   int64_t bytes = 0;
-  for (const SentTensor& tensor : (*put)->tensors) bytes += Size(tensor.bytes);
+  for (const SentTensor& tensor : (*put)->tensors) {
+    bytes += static_cast<int64_t>(tensor.bytes->size());
+  }
   return bytes;
 }
 

@@ -16,7 +16,7 @@
 #include <variant>
 #include <vector>
 
-#include "client/modules/module_stream.h"
+#include "client/modules/kept_bytes.h"
 #include "proto/attnd/v1/module.pb.h"
 
 namespace attnd {
@@ -24,18 +24,18 @@ namespace attnd {
 // What a Forward was called with: all that Backward needs where its activations are lost.
 struct SentForward {
   v1::ModuleForwardHeader header;  // without token
-  SharedBytes mask_bits, memory, x;
+  KeptBytes mask_bits, memory, x;
 };
 
 struct SentBackward {
   std::shared_ptr<const SentForward> forward;
-  SharedBytes dy;
+  KeptBytes dy;
   uint32_t micro_batch = 0;
 };
 
 struct SentTensor {
   v1::TensorHeader header;
-  SharedBytes bytes;
+  std::shared_ptr<const std::string> bytes;
 };
 struct SentPut {
   std::vector<SentTensor> tensors;

@@ -9,8 +9,8 @@ namespace {
 
 SentBackward BackwardOf(uint32_t number, size_t bytes) {
   auto forward = std::make_shared<SentForward>();
-  forward->x = std::make_shared<const std::string>(bytes / 2, 'x');
-  return {forward, std::make_shared<const std::string>(bytes - bytes / 2, 'd'), number};
+  forward->x = KeptBytes::Zeros(bytes / 2);
+  return {forward, KeptBytes::Zeros(bytes - bytes / 2), number};
 }
 
 void AddStep(RedoLog& log, uint32_t micro_batches, size_t bytes) {

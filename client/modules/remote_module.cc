@@ -21,11 +21,6 @@ constexpr int kMaxRecoveries = 8;
 constexpr size_t kMostUnused = 256;  // activations that were given up
 constexpr absl::Duration kReleaseTimeout = absl::Milliseconds(500);
 
-SharedBytes Copy(absl::Span<const std::byte> bytes) {
-  return std::make_shared<const std::string>(reinterpret_cast<const char*>(bytes.data()),
-                                             bytes.size());
-}
-
 }  // namespace
 
 RemoteModule::RemoteModule(const ClientCore& core, int address, v1::RegisterModuleRequest request,
@@ -119,9 +114,9 @@ absl::Status RemoteModule::Forward(const v1::ModuleForwardHeader& call,
                                    const CallOptions& options, std::unique_ptr<Activations>* keep) {
   auto kept = std::make_shared<SentForward>();
   kept->header = call;
-  kept->x = Copy(in.x);
-  kept->memory = Copy(in.memory);
-  kept->mask_bits = Copy(in.mask_bits);
+  kept->x = KeptBytes::Copy(in.x, core_.shared_memory);
+  kept->memory = KeptBytes::Copy(in.memory, core_.shared_memory);
+  kept->mask_bits = KeptBytes::Copy(in.mask_bits, core_.shared_memory);
   auto made = std::make_unique<Activations>();
   RETURN_IF_ERROR(Persist(options, [&](ModuleTry& attempt) {
     absl::ReaderMutexLock lock(&mutex_);
@@ -175,7 +170,7 @@ absl::Status RemoteModule::BackwardOnce(const Activations& activations, const Se
 absl::Status RemoteModule::Backward(const Activations& activations, absl::Span<const std::byte> dy,
                                     bool no_weight_gradients, const BackwardOutputsOfModule& out,
                                     const CallOptions& options) {
-  SentBackward kept{.forward = activations.forward, .dy = Copy(dy)};
+  SentBackward kept{.forward = activations.forward, .dy = KeptBytes::Copy(dy, core_.shared_memory)};
   if (!no_weight_gradients) {
     absl::ReaderMutexLock lock(&mutex_);
     absl::MutexLock log_lock(&log_mutex_);
@@ -202,8 +197,8 @@ absl::Status RemoteModule::Backward(const Activations& activations, absl::Span<c
 }
 
 absl::StatusOr<v1::GradientStatsResponse> RemoteModule::GradientStats(const CallOptions& options,
-                                                                         bool by_parameter,
-                                                                         bool all_norms) {
+                                                                      bool by_parameter,
+                                                                      bool all_norms) {
   v1::GradientStatsResponse reply;
   RETURN_IF_ERROR(Persist(options, [&](ModuleTry& attempt) {
     absl::ReaderMutexLock lock(&mutex_);
@@ -350,8 +345,9 @@ bool RemoteModule::SpendUnused(ModuleTry& attempt) {
     header.set_sequence(sequence_);
     header.set_no_weight_gradients(true);
     v1::ModuleBackwardResult result;
-    const auto dy = std::make_shared<const std::string>(bytes, '\0');
-    rpcs().Backward(std::move(header), nullptr, dy, {}, result, attempt).IgnoreError();
+    rpcs()
+        .Backward(std::move(header), nullptr, KeptBytes::Zeros(bytes), {}, result, attempt)
+        .IgnoreError();
   }
   return !unused.empty();
 }
@@ -363,7 +359,7 @@ void RemoteModule::Drop(const Activations& activations) {
   {
     absl::MutexLock log_lock(&log_mutex_);
     if (unused_.size() == kMostUnused) unused_.erase(unused_.begin());
-    unused_.emplace_back(activations.token, activations.forward->x->size());
+    unused_.emplace_back(activations.token, activations.forward->x.size());
   }
   const CallOptions options;
   ModuleTry one{

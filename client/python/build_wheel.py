@@ -76,7 +76,7 @@ def lay_out(folder, texts, native):
     for name in ("pyproject.toml", "hatch_build.py"):
         shutil.copy(os.path.join(HERE, name), folder)
     shutil.copy(os.path.join(ROOT, "LICENSE"), folder)
-    shutil.copy(os.path.join(ROOT, "docs/python.md"), os.path.join(folder, "README.md"))
+    shutil.copy(os.path.join(ROOT, "docs/start.md"), os.path.join(folder, "README.md"))
     shutil.copytree(os.path.join(HERE, "attnd"), os.path.join(folder, "attnd"))
     shutil.copytree(native, os.path.join(folder, "attnd/native"))
     for name in os.listdir(os.path.join(folder, "attnd/native")):

@@ -38,7 +38,8 @@ struct RetryPolicy {
 
 struct ClientOptions {
   // "host:port", "unix:path", or any gRPC target. At least one; several are replicas that any shard
-  // may go to, as are the addresses of a name, "dns:///name:port".
+  // may go to, as are the addresses of a name: "dns:///name:port", "srv:name", "dir:path",
+  // "file:path" (channels/replica_names.h). 16 of all are kept.
   std::vector<std::string> addresses;
   int channels_per_address = 8;  // connections; 1..64
   std::optional<ClientTlsOptions> tls;

@@ -25,18 +25,11 @@ constexpr int kMaxSlices = 1 << 16;
 constexpr double kMinLessonSeconds = 200e-6;  // below, a launch's fixed cost hides its rate
 constexpr double kNewWeight = 0.3;            // of the last launch in the moving average
 
-absl::Status SetRegionsZero(DeviceLaunch& launch, const ArenaLayout& layout) {
-  int64_t begin = 0, end = 0;  // neighbours are zeroed together
-  for (const Region& region : layout.regions()) {
-    if (region.use != RegionUse::kZeroed || region.bytes == 0) continue;
-    if (region.offset - end >= kRegionAlignment) {
-      if (end > begin) RETURN_IF_ERROR(launch.SetZero(launch.arena() + begin, end - begin));
-      begin = region.offset;
-    }
-    end = region.offset + region.bytes;
+absl::Status SetZero(DeviceLaunch& launch, absl::Span<const DeviceRange> ranges) {
+  for (const DeviceRange& range : ranges) {
+    RETURN_IF_ERROR(launch.SetZero(range.address, range.bytes));
   }
-  if (end == begin) return absl::OkStatus();
-  return launch.SetZero(launch.arena() + begin, end - begin);
+  return absl::OkStatus();
 }
 
 // Calls that share kernels, by their names. Cancelled ones are left out.
@@ -175,7 +168,7 @@ absl::Status PlaceMasks(absl::Span<const CallMask> masks, DeviceLaunch& launch, 
 absl::Status Prepare(absl::Span<const CallMask> masks, KernelDevice& device, DeviceLaunch& launch,
                      LaunchPlan& plan) {
   RETURN_IF_ERROR(PlaceMasks(masks, launch, plan));
-  RETURN_IF_ERROR(SetRegionsZero(launch, plan.arena));
+  RETURN_IF_ERROR(SetZero(launch, ZeroedRanges(plan.arena, launch.arena())));
   ASSIGN_OR_RETURN(const std::vector<std::byte> constants, plan.Constants(launch.arena(), device));
   return launch.UploadCopy(launch.arena() + static_cast<uint64_t>(plan.constants_begin),
                            constants.data(), static_cast<int64_t>(constants.size()));
@@ -189,12 +182,34 @@ bool AnyWanted(absl::Span<const Call* const> calls) {
 
 uint64_t AddressOf(const void* tensor) { return reinterpret_cast<uint64_t>(tensor); }
 
-// Keys beyond a key length are visited by no kernel: their gradients are zero.
-absl::Status SetKeyGradientsZero(DeviceLaunch& launch, const BackwardCall& call) {
-  const Problem& p = *call.problem;
-  if (p.kv_lengths.empty()) return absl::OkStatus();
-  RETURN_IF_ERROR(launch.SetZero(AddressOf(call.d_k), KeyRows(p).padded_bytes()));
-  return launch.SetZero(AddressOf(call.d_v), ValueRows(p).padded_bytes());
+TensorAddresses AddressesOf(const ForwardCall& call) {
+  return {.q = AddressOf(call.q),
+          .k = AddressOf(call.k),
+          .v = AddressOf(call.v),
+          .o = AddressOf(call.o),
+          .lse = AddressOf(call.lse)};
+}
+TensorAddresses AddressesOf(const BackwardCall& call) {
+  return {.q = AddressOf(call.q),
+          .k = AddressOf(call.k),
+          .v = AddressOf(call.v),
+          .o = AddressOf(call.o),
+          .lse = AddressOf(call.lse),
+          .d_o = AddressOf(call.d_o),
+          .d_q = AddressOf(call.d_q),
+          .d_k = AddressOf(call.d_k),
+          .d_v = AddressOf(call.d_v)};
+}
+constexpr Direction DirectionOf(const ForwardCall&) { return Direction::kForward; }
+constexpr Direction DirectionOf(const BackwardCall&) { return Direction::kBackward; }
+
+LaunchPlan PlanElsewhere(const Problem& problem, const ForwardKernels& kernels,
+                         absl::Span<const CallMask> masks) {
+  return PlanForwardElsewhere(problem, kernels, masks);
+}
+LaunchPlan PlanElsewhere(const Problem& problem, const BackwardKernels& kernels,
+                         absl::Span<const CallMask> masks) {
+  return PlanBackwardElsewhere(problem, kernels, masks);
 }
 
 }  // namespace
@@ -404,11 +419,13 @@ int64_t CudaBackend::ArenaBytesInPlace(const Problem& problem, Direction directi
   return kernels.ok() ? BackwardBytesElsewhere(p, *kernels) : 0;
 }
 
-template <class Call>
-absl::Status CudaBackend::LaunchInPlace(LaunchPlan& plan, const Call& call,
-                                        const TensorAddresses& tensors, const DevicePart& arena,
-                                        absl::Span<const CallMask> masks, Direction direction) {
+template <class Kernels, class Call>
+absl::Status CudaBackend::LaunchInPlace(const Kernels& kernels, const Call& call,
+                                        const DevicePart& arena) {
   const Problem& p = *call.problem;
+  const Call* const calls[] = {&call};
+  ASSIGN_OR_RETURN(const std::vector<CallMask> masks, MasksOf(absl::MakeConstSpan(calls), kernels));
+  LaunchPlan plan = PlanElsewhere(p, kernels, masks);
   const bool fits = plan.arena.bytes() <= arena.bytes;
   ASSIGN_OR_RETURN(std::unique_ptr<DeviceLaunch> launch,
                    fits ? device_->BeginIn(arena, plan.arena.regions())
@@ -418,20 +435,14 @@ absl::Status CudaBackend::LaunchInPlace(LaunchPlan& plan, const Call& call,
     launch->Use(*arena.memory, {&all, 1});
   }
   CallLayout& at = plan.layouts[0];
-  PlaceTensors(at, tensors, launch->arena());
+  PlaceTensors(at, AddressesOf(call), launch->arena());
   if (p.bool_mask) {
     RETURN_IF_ERROR(launch->UploadCopy(launch->arena() + static_cast<uint64_t>(at.mask),
                                        call.mask_bits, p.bool_mask->bytes()));
   }
-  if (at.d_lse >= 0) {
-    RETURN_IF_ERROR(
-        launch->SetZero(launch->arena() + static_cast<uint64_t>(at.d_lse), p.LseElements() * 4));
-  }
-  if constexpr (std::is_same_v<Call, BackwardCall>) {
-    RETURN_IF_ERROR(SetKeyGradientsZero(*launch, call));
-  }
+  RETURN_IF_ERROR(SetZero(*launch, ZeroedGradients(at, call, launch->arena())));
   RETURN_IF_ERROR(Prepare(masks, *device_, *launch, plan));
-  const Call* const calls[] = {&call};
+  const Direction direction = DirectionOf(call);
   ASSIGN_OR_RETURN(const bool ran, RunSlices(*launch, plan, absl::MakeConstSpan(calls),
                                              SlicesOf(plan.flops, direction)));
   ASSIGN_OR_RETURN(const DeviceTimes times, launch->Finish());
@@ -440,36 +451,40 @@ absl::Status CudaBackend::LaunchInPlace(LaunchPlan& plan, const Call& call,
   return absl::OkStatus();
 }
 
-absl::Status CudaBackend::ForwardInPlace(const ForwardCall& call, const DevicePart& arena) {
-  ASSIGN_OR_RETURN(const ForwardKernels kernels, SelectForward(device_->rows(), *call.problem));
-  const ForwardCall* const calls[] = {&call};
-  ASSIGN_OR_RETURN(const std::vector<CallMask> masks, MasksOf(absl::MakeConstSpan(calls), kernels));
-  LaunchPlan plan = PlanForwardElsewhere(*call.problem, kernels, masks);
-  return LaunchInPlace(plan, call,
-                       {.q = AddressOf(call.q),
-                        .k = AddressOf(call.k),
-                        .v = AddressOf(call.v),
-                        .o = AddressOf(call.o),
-                        .lse = AddressOf(call.lse)},
-                       arena, masks, Direction::kForward);
+template <class Kernels, class Call>
+InPlaceCall CudaBackend::PlanInPlace(const Kernels& kernels, const Call& call,
+                                     const DevicePart& arena) const {
+  const Problem& p = *call.problem;
+  CHECK(!HasMask(p));
+  LaunchPlan plan = PlanElsewhere(p, kernels, {});
+  PlaceTensors(plan.layouts[0], AddressesOf(call), arena.address());
+  std::vector<DeviceRange> zeroed = ZeroedGradients(plan.layouts[0], call, arena.address());
+  const Direction direction = DirectionOf(call);
+  const int slices = SlicesOf(plan.flops, direction);
+  const double seconds = plan.flops * seconds_per_flop_[static_cast<int>(direction)];
+  return InPlaceCall(std::move(plan), arena.address(), std::move(zeroed), slices, seconds);
 }
 
-absl::Status CudaBackend::BackwardInPlace(const BackwardCall& call, const DevicePart& arena) {
+absl::StatusOr<InPlaceCall> CudaBackend::PlanInPlace(const ForwardCall& call,
+                                                     const DevicePart& arena) const {
+  ASSIGN_OR_RETURN(const ForwardKernels kernels, SelectForward(device_->rows(), *call.problem));
+  return PlanInPlace(kernels, call, arena);
+}
+
+absl::StatusOr<InPlaceCall> CudaBackend::PlanInPlace(const BackwardCall& call,
+                                                     const DevicePart& arena) const {
   ASSIGN_OR_RETURN(const BackwardKernels kernels, SelectBackward(device_->rows(), *call.problem));
-  const BackwardCall* const calls[] = {&call};
-  ASSIGN_OR_RETURN(const std::vector<CallMask> masks, MasksOf(absl::MakeConstSpan(calls), kernels));
-  LaunchPlan plan = PlanBackwardElsewhere(*call.problem, kernels, masks);
-  return LaunchInPlace(plan, call,
-                       {.q = AddressOf(call.q),
-                        .k = AddressOf(call.k),
-                        .v = AddressOf(call.v),
-                        .o = AddressOf(call.o),
-                        .lse = AddressOf(call.lse),
-                        .d_o = AddressOf(call.d_o),
-                        .d_q = AddressOf(call.d_q),
-                        .d_k = AddressOf(call.d_k),
-                        .d_v = AddressOf(call.d_v)},
-                       arena, masks, Direction::kBackward);
+  return PlanInPlace(kernels, call, arena);
+}
+
+absl::Status CudaBackend::RunInPlace(const ForwardCall& call, const DevicePart& arena) {
+  ASSIGN_OR_RETURN(const ForwardKernels kernels, SelectForward(device_->rows(), *call.problem));
+  return LaunchInPlace(kernels, call, arena);
+}
+
+absl::Status CudaBackend::RunInPlace(const BackwardCall& call, const DevicePart& arena) {
+  ASSIGN_OR_RETURN(const BackwardKernels kernels, SelectBackward(device_->rows(), *call.problem));
+  return LaunchInPlace(kernels, call, arena);
 }
 
 absl::Status CudaBackend::SupportsCapture() const {

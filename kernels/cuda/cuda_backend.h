@@ -30,6 +30,7 @@
 #include "attention/mask_plans.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/device/kernel_device.h"
+#include "kernels/cuda/in_place_call.h"
 #include "kernels/cuda/launch_plan.h"
 #include "kernels/cuda/masks/mask_cache.h"
 #include "kernels/cuda/residue_choice.h"
@@ -68,8 +69,15 @@ class CudaBackend final : public Backend {
   // As Supports; UNIMPLEMENTED too for elements that kernels do not read as they are.
   absl::Status SupportsInPlace(const Problem& problem, Direction direction) const;
   int64_t ArenaBytesInPlace(const Problem& problem, Direction direction) const;
-  absl::Status ForwardInPlace(const ForwardCall& call, const DevicePart& arena);
-  absl::Status BackwardInPlace(const BackwardCall& call, const DevicePart& arena);
+  // Each waits for its own launch.
+  absl::Status RunInPlace(const ForwardCall& call, const DevicePart& arena);
+  absl::Status RunInPlace(const BackwardCall& call, const DevicePart& arena);
+  // Calls without a mask: for a launch of the caller's.
+  static bool HasMask(const Problem& problem) {
+    return problem.bool_mask.has_value() || problem.mask != nullptr;
+  }
+  absl::StatusOr<InPlaceCall> PlanInPlace(const ForwardCall& call, const DevicePart& arena) const;
+  absl::StatusOr<InPlaceCall> PlanInPlace(const BackwardCall& call, const DevicePart& arena) const;
 
   absl::Status SupportsCapture() const override;
   int64_t CaptureBytes(const Problem& problem, const CaptureRequest& request) const override;
@@ -93,10 +101,10 @@ class CudaBackend final : public Backend {
   absl::StatusOr<DeviceTimes> Launch(LaunchPlan& plan, absl::Span<const Call* const> calls,
                                      const Held& held, absl::Span<const CallMask> masks,
                                      Direction direction);
-  template <class Call>
-  absl::Status LaunchInPlace(LaunchPlan& plan, const Call& call, const TensorAddresses& tensors,
-                             const DevicePart& arena, absl::Span<const CallMask> masks,
-                             Direction direction);
+  template <class Kernels, class Call>
+  absl::Status LaunchInPlace(const Kernels& kernels, const Call& call, const DevicePart& arena);
+  template <class Kernels, class Call>
+  InPlaceCall PlanInPlace(const Kernels& kernels, const Call& call, const DevicePart& arena) const;
   // How its tensors reach this device's kernels.
   Travel TravelOf(const Problem& problem) const;
   // Of a problem with a mask by description; lists are not yet in the device's memory.

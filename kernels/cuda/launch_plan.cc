@@ -204,6 +204,22 @@ void LaunchPlan::AddConstants() {
   }
 }
 
+void LaunchPlan::PlaceConstants(uint64_t arena_address, uint64_t address) {
+  CHECK(constants_shift == 0);
+  constants_shift = static_cast<int64_t>(address - arena_address) - constants_begin;
+  CHECK(constants_shift >= 0);
+  const auto shift = [this](int64_t& offset) {
+    if (offset >= 0) offset += constants_shift;
+  };
+  shift(maps_offset);
+  shift(problems_offset);
+  for (int64_t& offset : tile_offsets) shift(offset);
+  if (dropout) shift(dropout->first_rounds_offset);
+  for (CallLayout& layout : layouts) {
+    for (int64_t* offset : {&layout.alibi, &layout.sink, &layout.sequences}) shift(*offset);
+  }
+}
+
 Travel TravelOf(const KernelRow& row) {
   const bool as_halves =
       row.element == ElementType::kFloat16 || row.architecture == Architecture::kSm70;
@@ -346,7 +362,7 @@ absl::StatusOr<std::vector<std::byte>> LaunchPlan::Constants(uint64_t arena_addr
   std::vector<std::byte> image(static_cast<size_t>(arena.bytes() - constants_begin));
   auto put = [&](int64_t offset, const void* from, size_t bytes) {
     if (bytes == 0) return;
-    std::memcpy(image.data() + (offset - constants_begin), from, bytes);
+    std::memcpy(image.data() + (offset - constants_shift - constants_begin), from, bytes);
   };
   for (const CallLayout& at : layouts) {
     const Problem& p = *at.problem;

@@ -49,7 +49,9 @@ struct LaunchPlan {
   int64_t problems_offset = 0;        // of the descriptors
   int64_t maps_offset = -1;           // of the main kernel's tensor maps, if it has some
   int64_t taken_offset = -1;          // LaunchParams::taken
-  int64_t constants_begin = 0;        // sequences, slopes, descriptors, tiles: to the arena's end
+  // Sequences, slopes, descriptors, tiles: to the arena's end, or elsewhere (PlaceConstants).
+  int64_t constants_begin = 0;
+  int64_t constants_shift = 0;  // how far behind their place in the arena they lie
   std::vector<PlannedKernel> kernels;
   std::optional<KernelRow> mapped;  // the main kernel, if it loads by tensor maps
   std::optional<PlannedDropout> dropout;
@@ -75,6 +77,8 @@ struct LaunchPlan {
   void AddDropout(const KernelRow& bits, const DropoutRound& round,
                   const std::vector<int64_t>& visited);
   void AddConstants();
+  // Constants lie at this address, behind the arena, which keeps no place for them.
+  void PlaceConstants(uint64_t arena_address, uint64_t address);
 
   // Of a kernel, on tiles [begin, end) of a list.
   KernelStep StepOf(uint64_t arena_address, const KernelRow& row, size_t list, int64_t begin,

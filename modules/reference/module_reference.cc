@@ -32,7 +32,9 @@ ForwardResult ModuleReference::Forward(const ModuleInputs& inputs,
                                        const std::vector<Recompute>& recompute) const {
   ForwardResult result;
   Numbers x = inputs.x;
-  for (size_t layer = 0; layer < graph_.layout().layers.size(); ++layer) {
+  const LayerRange layers = graph_.Resolved(inputs.layers);
+  result.kept.layers.resize(layers.end);
+  for (int64_t layer = layers.first; layer < layers.end; ++layer) {
     const LayerSteps steps(graph_, table_, weights_, round_, inputs, layer);
     const int64_t ops = static_cast<int64_t>(graph_.BlockOf(layer).ops.size());
     KeptLayer state{.recompute = recompute[layer]};
@@ -43,9 +45,9 @@ ForwardResult ModuleReference::Forward(const ModuleInputs& inputs,
     for (int64_t op = 0; op < ops; ++op) steps.Forward(op, state);
     x = state.values.back();
     Drop(KeptValues(graph_, graph_.layout().layers[layer].block, recompute[layer]), state);
-    result.kept.layers.push_back(std::move(state));
+    result.kept.layers[layer] = std::move(state);
   }
-  round_.To(graph_.y_element(), x);
+  round_.To(graph_.BorderElement(layers.end), x);
   result.y = std::move(x);
   return result;
 }
@@ -55,7 +57,8 @@ BackwardResult ModuleReference::Backward(const ModuleInputs& inputs, const KeptA
                                          std::vector<Numbers>& gradients) const {
   Numbers d_out = of.dy;
   ValueGradient d_memory;
-  for (int64_t layer = graph_.layout().layers.size() - 1; layer >= 0; --layer) {
+  const LayerRange layers = graph_.Resolved(inputs.layers);
+  for (int64_t layer = layers.end - 1; layer >= layers.first; --layer) {
     const LayerSteps steps(graph_, table_, weights_, round_, inputs, layer);
     const int64_t block = graph_.layout().layers[layer].block;
     const int64_t ops = static_cast<int64_t>(graph_.BlockOf(layer).ops.size());
@@ -69,8 +72,7 @@ BackwardResult ModuleReference::Backward(const ModuleInputs& inputs, const KeptA
     for (int64_t value = 0; value < ops + kFirstOpValue; ++value) {
       values.push_back(steps.EmptyGradient(value));
     }
-    const bool is_last_layer = layer + 1 == static_cast<int64_t>(graph_.layout().layers.size());
-    if (!is_last_layer) {
+    if (layer + 1 < layers.end) {
       std::swap(values[kMemoryValue], d_memory);
     } else if (!of.d_memory.empty()) {
       values[kMemoryValue].Add(of.d_memory, round_);
@@ -82,7 +84,7 @@ BackwardResult ModuleReference::Backward(const ModuleInputs& inputs, const KeptA
     d_out = values[kInputValue].values();
     d_memory = std::move(values[kMemoryValue]);
   }
-  round_.To(graph_.x_element(), d_out);
+  round_.To(graph_.BorderElement(layers.first), d_out);
   return {std::move(d_out), d_memory.values()};
 }
 

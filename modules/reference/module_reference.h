@@ -21,7 +21,7 @@
 namespace attnd {
 
 struct KeptActivations {
-  std::vector<KeptLayer> layers;
+  std::vector<KeptLayer> layers;  // up to the last that was run
 };
 
 struct ForwardResult {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "modules/call_rows.h"
+#include "modules/graph.h"
 #include "modules/kept_values.h"
 #include "modules/reference/rounding.h"
 
@@ -14,6 +15,7 @@ namespace attnd {
 struct ModuleInputs {
   CallRows rows;
   CallDropout dropout;
+  LayerRange layers = {};  // that the call runs
   Numbers x;
   Numbers memory;                  // empty without
   std::vector<uint8_t> mask_bits;  // iff rows.bool_mask

@@ -77,16 +77,20 @@ class ReferenceInstance : public ModuleInstance {
   absl::StatusOr<ActivationId> Forward(const ModuleForwardCall& call) override {
     CheckSizes(*module_, call);
     if (call.stop.stop_requested()) return absl::CancelledError("stopped");
-    if (call.keep && KeptRows() + call.rows->rows() > limits_.kept_rows) {
+    const ModuleGraph& graph = module_->graph;
+    const LayerRange layers = graph.Resolved(call.layers);
+    const int64_t rows = call.rows->rows() * layers.size();
+    if (call.keep && KeptLayerRows() + rows > limits_.kept_rows * graph.layers()) {
       return absl::UnavailableError("activations: no room");
     }
     ModuleInputs inputs{.rows = *call.rows,
                         .dropout = call.dropout,
-                        .x = NumbersOf(module_->graph.x_element(), call.x),
+                        .layers = layers,
+                        .x = NumbersOf(graph.BorderElement(layers.first), call.x),
                         .memory = NumbersOf(element(), call.memory),
                         .mask_bits = {call.mask_bits.begin(), call.mask_bits.end()}};
     ForwardResult result = Engine().Forward(inputs, plan_.plan.recompute);
-    Store(result.y, module_->graph.y_element(), call.y);
+    Store(result.y, graph.BorderElement(layers.end), call.y);
     if (!call.keep) return ActivationId{0};
     kept_.emplace(++last_activation_, KeptCall{std::move(inputs), std::move(result.kept)});
     return last_activation_;
@@ -96,7 +100,8 @@ class ReferenceInstance : public ModuleInstance {
     const auto found = kept_.find(call.activation);
     if (found == kept_.end()) return absl::NotFoundError("activation");
     const KeptCall& kept = found->second;
-    CheckSizes(*module_, kept.inputs.rows, call);
+    const LayerRange layers = kept.inputs.layers;
+    CheckSizes(*module_, kept.inputs.rows, layers, call);
     if (call.stop.stop_requested()) return absl::CancelledError("stopped");
     const ModuleReference engine = Engine();
     std::vector<Numbers> sums = engine.EmptyGradients();
@@ -104,10 +109,10 @@ class ReferenceInstance : public ModuleInstance {
       const float* from = gradients_.data() + Entry(n).trained_offset.value_or(0);
       sums[n].assign(from, from + sums[n].size());
     }
-    OutputGradients of{.dy = NumbersOf(module_->graph.y_element(), call.dy)};
+    OutputGradients of{.dy = NumbersOf(module_->graph.BorderElement(layers.end), call.dy)};
     if (call.add_d_memory) of.d_memory = NumbersOf(element(), call.d_memory);
     const BackwardResult result = engine.Backward(kept.inputs, kept.kept, of, sums);
-    Store(result.dx, module_->graph.x_element(), call.dx);
+    Store(result.dx, module_->graph.BorderElement(layers.first), call.dx);
     Store(result.d_memory, element(), call.d_memory);
     if (!call.add_gradients) return absl::OkStatus();
     for (size_t n = 0; n < sums.size(); ++n) {
@@ -119,9 +124,8 @@ class ReferenceInstance : public ModuleInstance {
 
   void DropActivation(ActivationId activation) override { kept_.erase(activation); }
   int64_t KeptRows() const override {
-    int64_t rows = 0;
-    for (const auto& [id, kept] : kept_) rows += kept.inputs.rows.rows();
-    return rows;
+    const int64_t layers = module_->graph.layers();
+    return (KeptLayerRows() + layers - 1) / layers;
   }
 
   absl::Status SquaredNorms(absl::Span<double> norms) override {
@@ -169,6 +173,14 @@ class ReferenceInstance : public ModuleInstance {
   ElementType element() const { return module_->graph.layout().element; }
   ElementType parameter_element() const { return module_->graph.layout().parameter_element; }
   const WeightEntry& Entry(int64_t n) const { return module_->table.entries()[n]; }
+
+  int64_t KeptLayerRows() const {
+    int64_t rows = 0;
+    for (const auto& [id, kept] : kept_) {
+      rows += kept.inputs.rows.rows() * kept.inputs.layers.size();
+    }
+    return rows;
+  }
 
   void* Place(int64_t entry, TensorRole role) {
     const WeightEntry& of = Entry(entry);

@@ -69,62 +69,78 @@ RawFlags DefaultsOf(const ServerOptions& o) {
 void AddAddresses(CLI::App& app, ServerOptions& o) {
   const char* group = "Addresses";
   app.add_option("--listen", o.listen,
-                 "host:port, unix:PATH or a list of them; port 0 picks a free one")
+                 "host:port or unix:PATH, several separated by commas; port 0 picks a free one. "
+                 "Set it to serve other hosts or unix sockets.")
       ->delimiter(',')
       ->take_all()
       ->capture_default_str()
       ->group(group);
   app.add_option("--port_file", o.port_file,
-                 "written once serving: the port of each TCP address, one a line")
+                 "file that gets each TCP port, one a line, once attnd serves. For scripts that "
+                 "let the system pick the port.")
       ->group(group);
   app.add_option("--metrics_listen", o.metrics_listen,
-                 "host:port of Prometheus' /metrics, without TLS; empty: none")
+                 "host:port of the metrics and the status page, without TLS: keep it on an "
+                 "internal network. Empty: no metrics.")
       ->capture_default_str()
       ->group(group);
-  app.add_option("--metrics_port_file", o.metrics_port_file, "the same for the port of /metrics")
+  app.add_option("--metrics_port_file", o.metrics_port_file,
+                 "file that gets the metrics port. For scripts that let the system pick it.")
       ->group(group);
 }
 
 void AddEngine(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   const char* group = "Engine";
   app.add_option("--backend", o.backend,
-                 "auto, cpu, cuda or reference; auto: cuda where there is a GPU of sm_70 or later, "
-                 "else cpu")
+                 "auto, cpu, cuda or reference. auto: cuda on a GPU of sm_70 or later, else cpu. "
+                 "Set cuda to make a start without GPU fail.")
       ->capture_default_str()
       ->group(group);
-  app.add_option("--cpu_threads", o.cpu_threads, "threads of the cpu engine; 0: all it may use")
+  app.add_option("--cpu_threads", o.cpu_threads,
+                 "threads of the CPU engine. 0: what affinity and cgroup allow. Lower it to share "
+                 "the CPU with other programs.")
       ->capture_default_str()
       ->group(group);
-  app.add_option("--devices", raw.devices, "GPUs of the cuda engine: all, or ordinals as in 0,2")
+  app.add_option("--devices", raw.devices,
+                 "GPUs to use: all, or ordinals as in 0,2, as CUDA_VISIBLE_DEVICES numbers them. "
+                 "One daemon for each GPU isolates failures.")
       ->capture_default_str()
       ->group(group);
   app.add_option("--hbm_fraction", o.hbm_fraction,
-                 "share of each GPU's free memory, reserved at the start")
+                 "share of each GPU's free memory that attnd reserves at the start. Lower it to "
+                 "share a GPU with other programs.")
       ->capture_default_str()
       ->group(group);
   app.add_option("--max_launch_ms", o.max_launch_ms,
-                 "longest kernel in milliseconds; longer calls are split")
+                 "longest kernel in milliseconds, by estimate; longer calls are split. Lower it if "
+                 "small calls wait behind large ones.")
       ->capture_default_str()
       ->group(group);
   app.add_option("--kernel_cache", o.kernel_cache,
-                 "folder for kernels compiled at run time; empty: ~/.cache/attnd")
+                 "folder for kernels that are compiled at run time. Empty: ~/.cache/attnd. Set it "
+                 "in containers without a home directory.")
       ->group(group);
 }
 
 void AddSecurity(CLI::App& app, ServerOptions& o) {
   const char* group = "Security";
   app.add_option("--tls_cert", o.tls.certificate,
-                 "PEM certificate chain; TLS on every TCP address; reloaded when it changes")
+                 "PEM certificate chain; enables TLS on every TCP address. Set it if other hosts "
+                 "reach the port.")
       ->group(group);
-  app.add_option("--tls_key", o.tls.key, "PEM private key of --tls_cert")->group(group);
+  app.add_option("--tls_key", o.tls.key, "unencrypted PEM private key of --tls_cert.")
+      ->group(group);
   app.add_option("--tls_client_ca", o.tls.client_ca,
-                 "PEM; callers must show a certificate signed by it")
+                 "PEM authorities; callers must show a certificate that they signed, whose name is "
+                 "then the caller's. Set it for mutual TLS.")
       ->group(group);
   app.add_option("--token_file", o.token_file,
-                 "lines \"name token\"; callers must send one as a bearer token")
+                 "file of lines \"name token\", 16 printable ASCII characters at least. Set it to "
+                 "tell callers apart by bearer token.")
       ->group(group);
   app.add_flag("--insecure", o.insecure,
-               "allow addresses that other hosts reach without TLS or authentication")
+               "allow other hosts without TLS or authentication; the log warns at each start. For "
+               "trusted networks, or behind a proxy.")
       ->group(group);
 }
 
@@ -133,15 +149,23 @@ void AddLimits(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   auto add = [&](const char* name, auto& value, const char* help) {
     app.add_option(name, value, help)->capture_default_str()->group(group);
   };
-  add("--memory_limit_mib", raw.memory_mib, "memory for tensors; beyond: MEMORY_PRESSURE");
-  add("--max_calls", o.admission.max_calls, "admitted calls not yet computed; beyond: QUEUE_FULL");
+  add("--memory_limit_mib", raw.memory_mib,
+      "memory for tensors of admitted calls; beyond it MEMORY_PRESSURE. Raise it for large calls "
+      "or many callers.");
+  add("--max_calls", o.admission.max_calls,
+      "admitted calls that are not computed yet; beyond it QUEUE_FULL. Raise it for very many "
+      "small calls.");
   add("--max_queue_seconds", o.admission.max_queue_seconds,
-      "estimated work ahead of a new call; beyond: QUEUE_FULL");
-  add("--caller_max_calls", o.admission.caller_max_calls, "of --max_calls, for one caller");
+      "estimated work ahead of a new call; beyond it QUEUE_FULL. Lower it if callers have other "
+      "daemons to try.");
+  add("--caller_max_calls", o.admission.caller_max_calls,
+      "how much of --max_calls one caller may use. Lower it on a shared daemon.");
   add("--caller_memory_mib", raw.caller_memory_mib,
-      "of --memory_limit_mib, for one caller; 0: all of it");
+      "how much of --memory_limit_mib one caller may use. 0: all of it. Set it on a shared "
+      "daemon.");
   add("--max_deadline_seconds", raw.max_deadline_s,
-      "longest deadline of a call, and the deadline of a call without one");
+      "longest deadline of a call, and the deadline of a call without one. Raise it for calls that "
+      "take minutes.");
 }
 
 void AddTransport(CLI::App& app, TransportOptions& t, RawFlags& raw) {
@@ -149,23 +173,31 @@ void AddTransport(CLI::App& app, TransportOptions& t, RawFlags& raw) {
   auto add = [&](const char* name, auto& value, const char* help) {
     app.add_option(name, value, help)->capture_default_str()->group(group);
   };
-  add("--max_message_mib", raw.max_message_mib, "largest request and reply in one message");
-  add("--max_concurrent_streams", t.max_concurrent_streams, "calls of one connection at a time");
+  add("--max_message_mib", raw.max_message_mib,
+      "largest request and reply in one message. Raise it for clients that do not stream calls.");
+  add("--max_concurrent_streams", t.max_concurrent_streams,
+      "calls of one connection at a time; the peer queues further ones. Raise it behind a proxy "
+      "that bundles callers.");
   add("--receive_memory_mib", raw.receive_memory_mib,
-      "memory for requests while they arrive (gRPC's resource quota)");
+      "memory for requests while they arrive (gRPC's resource quota). Lower it on small hosts.");
   add("--stream_idle_seconds", raw.stream_idle_s,
-      "a call whose peer sends or reads nothing for this long is cut");
-  add("--max_connections", t.max_connections, "open at a time; further ones are closed at once");
+      "a call whose peer neither sends nor reads for this long is cut. Raise it on unreliable "
+      "links.");
+  add("--max_connections", t.max_connections,
+      "connections open at a time, TCP and unix together; further ones are closed at once. Raise "
+      "it for large jobs.");
   add("--max_connection_age_seconds", raw.connection_age_s,
-      "connections are renewed after this, to rebalance");
+      "connections are renewed after this while calls go on. Lower it to rebalance replicas "
+      "sooner.");
   add("--max_connection_idle_seconds", raw.connection_idle_s,
-      "a connection without a call is closed after this");
+      "a connection without a call is closed after this. Set it below the time after which your "
+      "firewall drops it.");
   add("--keepalive_seconds", raw.keepalive_s,
-      "a connection that is silent during a call is pinged after this");
+      "a connection that is silent during a call is pinged after this. Lower it behind a firewall "
+      "that forgets connections.");
   add("--bdp_probe", t.bdp_probe,
-      "let gRPC size its windows by the bandwidth-delay product: on, off, or auto, which is on "
-      "where "
-      "other hosts may connect");
+      "on, off or auto: windows follow the link's bandwidth-delay product. auto: on if other hosts "
+      "can connect. Set on for long links.");
 }
 
 void AddLeases(CLI::App& app, ServerOptions& o, RawFlags& raw) {
@@ -174,29 +206,34 @@ void AddLeases(CLI::App& app, ServerOptions& o, RawFlags& raw) {
     app.add_option(name, value, help)->capture_default_str()->group(group);
   };
   add("--lease_memory_mib", raw.lease_memory_mib,
-      "of --memory_limit_mib, for tensors kept between forward and backward that are not on a GPU; "
-      "0: none, -1: half of it");
+      "how much of --memory_limit_mib residuals outside GPUs may use. 0: none, -1: half. Raise it "
+      "for training on CPUs.");
   add("--lease_hbm_fraction", o.lease_hbm_fraction,
-      "share of the reserved GPU memory for tensors kept there");
+      "share of the reserved GPU memory for residuals. 0: none. Lower it if calls are refused with "
+      "HBM_PRESSURE.");
   add("--lease_ttl_seconds", raw.lease_ttl_s,
-      "lifetime of kept tensors, after the forward and each use");
+      "lifetime of a residual after its forward and after each use, at most 3600. Raise it for "
+      "training steps beyond two minutes.");
 }
 
 void AddSharedMemory(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   const char* group = "Shared memory";
   app.add_flag("--shared_memory,!--no-shared_memory", o.shared_memory.enabled,
-               "callers of unix:PATH may share memory over PATH.shm")
+               "--no-shared_memory forbids callers of unix:PATH to pass tensors in shared memory, "
+               "over the socket PATH.shm.")
       ->capture_default_str()
       ->group(group);
-  app.add_option("--shared_memory_limit_mib", raw.shared_memory_mib, "for all callers together")
+  app.add_option("--shared_memory_limit_mib", raw.shared_memory_mib,
+                 "what all callers together may share; they allocate it, and a GPU pins it. Lower "
+                 "it on hosts with less memory.")
       ->capture_default_str()
       ->group(group);
 }
 
 void AddMasks(CLI::App& app, RawFlags& raw) {
   app.add_option("--mask_memory_mib", raw.mask_memory_mib,
-                 "for masks by description, and as much for their compiled forms; a caller has a "
-                 "quarter of it; -1: an eighth of --memory_limit_mib, at most 256")
+                 "memory for mask descriptions, as much for compiled ones, and for captured maps. "
+                 "-1: an eighth of --memory_limit_mib, at most 256.")
       ->capture_default_str()
       ->group("Masks");
 }
@@ -207,48 +244,58 @@ void AddModules(CLI::App& app, ServerOptions& o, RawFlags& raw) {
     app.add_option(name, value, help)->capture_default_str()->group(group);
   };
   add("--module_memory_mib", raw.module_memory_mib,
-      "for weights, optimizers and activations of modules; 0: no modules, -1: as much as "
-      "--memory_limit_mib, on GPUs --module_hbm_fraction");
+      "memory for modules. 0: none, -1: as --memory_limit_mib, on GPUs --module_hbm_fraction. "
+      "Copies there take as much of the host's.");
   add("--module_hbm_fraction", o.modules.hbm_fraction,
-      "share of the reserved GPU memory, where --module_memory_mib is -1");
+      "share of the reserved GPU memory for modules, if --module_memory_mib is -1. Raise it if "
+      "only modules run.");
   add("--caller_module_mib", raw.caller_module_mib,
-      "of --module_memory_mib, for one caller; 0: all of it");
-  add("--max_modules", o.modules.max_modules, "of all callers together");
+      "how much of --module_memory_mib one caller may use. 0: all of it. Set it on a shared "
+      "daemon.");
+  add("--max_modules", o.modules.max_modules,
+      "modules of all callers together. Raise it for many small ones.");
   app.add_option("--module_state_dir", o.modules.state_dir,
-                 "folder for modules that outlive the process, on a tmpfs or a disk; empty: none")
+                 "private folder (mode 0700) for modules that survive a crash, on a tmpfs or a "
+                 "disk. It holds everything twice. Empty: none.")
       ->group(group);
   add("--module_state_mib", raw.module_state_mib,
-      "most that states may take there, half of it for one caller; 0: eight times the memory of "
-      "modules");
+      "most that states may take there, half of it for one caller. 0: eight times "
+      "--module_memory_mib. Set it on shared disks.");
   add("--module_state_days", raw.module_state_days,
-      "a state is deleted once its module was not registered for so long");
+      "a state is deleted once its module was not registered for so long. Lower it on small "
+      "disks.");
   add("--module_shadow_every", o.modules.shadow_every,
-      "steps between copies to a tmpfs; 0: as copies take a fifth of the time");
-  add("--module_save_seconds", raw.module_save_s, "between saves to a disk");
+      "steps between copies to a tmpfs. 0: as often as copies take a fifth of the time.");
+  add("--module_save_seconds", raw.module_save_s,
+      "seconds between saves to a disk. Lower it to lose less in a crash.");
 }
 
 void AddOperation(CLI::App& app, RawFlags& raw) {
   const char* group = "Operation";
   app.add_option("--drain_delay", raw.drain_delay_s,
-                 "seconds of NOT_SERVING while new calls are still accepted")
+                 "seconds of NOT_SERVING while new calls are accepted; skipped if all GPUs are "
+                 "lost. Raise it for slow balancers.")
       ->capture_default_str()
       ->group(group);
-  app.add_option("--drain_timeout", raw.drain_timeout_s, "seconds for running calls to finish")
+  app.add_option("--drain_timeout", raw.drain_timeout_s,
+                 "seconds for running calls to finish. The service manager's stop timeout must be "
+                 "longer. Raise it for long calls.")
       ->capture_default_str()
       ->group(group);
-  app.add_option("--log_format", raw.log_format, "text or json")
+  app.add_option("--log_format", raw.log_format, "text or json. Set json for a log collector.")
       ->capture_default_str()
       ->check(CLI::IsMember({"text", "json"}))
       ->group(group);
-  app.add_option("--log_level", raw.log_level, "debug, info, warning or error")
+  app.add_option("--log_level", raw.log_level,
+                 "debug, info, warning or error. debug logs every call.")
       ->capture_default_str()
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
       ->group(group);
-  app.add_option("--slow_call_seconds", raw.slow_call_s, "calls that take longer are logged")
+  app.add_option("--slow_call_seconds", raw.slow_call_s, "a call that took longer is logged.")
       ->capture_default_str()
       ->group(group);
   app.add_flag("--check_config", raw.check_config,
-               "check the options, report what is wrong, and exit")
+               "check the options and what they name, report what is wrong, and exit.")
       ->configurable(false)
       ->group(group);
 }

@@ -19,7 +19,7 @@
 namespace attnd {
 namespace {
 
-constexpr std::chrono::seconds kRequestTime(2), kReplyTime(10);
+constexpr std::chrono::seconds kRequestTime(2), kReplyTime(10), kLingerTime(1);
 constexpr size_t kMostRequestBytes = 8192;
 constexpr absl::string_view kEndOfHead = "\r\n\r\n";
 
@@ -77,7 +77,8 @@ void PageServer::Main() {
     waits.assign(1, {wake_.get(), POLLIN, 0});
     Instant next = Instant::max();
     for (const Connection& one : connections_) {
-      const auto events = static_cast<int16_t>(one.reply.empty() ? POLLIN : POLLOUT);
+      const bool reads = one.reply.empty() || one.is_answered;
+      const auto events = static_cast<int16_t>(reads ? POLLIN : POLLOUT);
       waits.push_back({one.socket.get(), events, 0});
       next = std::min(next, one.until);
     }
@@ -106,7 +107,7 @@ void PageServer::TakeNewOnes() {
   for (FileDescriptor& socket : sockets) {
     MakeRoom();
     connections_.push_back(
-        {std::move(socket), std::chrono::steady_clock::now() + kRequestTime, "", "", 0});
+        {.socket = std::move(socket), .until = std::chrono::steady_clock::now() + kRequestTime});
   }
 }
 
@@ -114,11 +115,12 @@ void PageServer::MakeRoom() {
   if (connections_.size() < kMostConnections) return;
   const auto silent =
       std::find_if(connections_.begin(), connections_.end(),
-                   [](const Connection& connection) { return connection.reply.empty(); });
+                   [](const Connection& one) { return one.reply.empty() || one.is_answered; });
   connections_.erase(silent == connections_.end() ? connections_.begin() : silent);
 }
 
 bool PageServer::Go(Connection& connection) {
+  if (connection.is_answered) return DropRest(connection);
   if (connection.reply.empty() && !ReadRequest(connection)) return false;
   while (connection.sent < connection.reply.size()) {
     const ssize_t put = send(connection.socket.get(), connection.reply.data() + connection.sent,
@@ -126,7 +128,19 @@ bool PageServer::Go(Connection& connection) {
     if (put < 0) return errno == EAGAIN || errno == EINTR;
     connection.sent += static_cast<size_t>(put);
   }
-  return connection.reply.empty();  // it has not asked yet
+  if (connection.reply.empty()) return true;  // it has not asked yet
+  shutdown(connection.socket.get(), SHUT_WR);
+  connection.is_answered = true;
+  connection.until = std::chrono::steady_clock::now() + kLingerTime;
+  return true;
+}
+
+// Until the peer closes too: a socket that is closed before all was read resets its connection, and
+// the peer may lose the reply by that.
+bool PageServer::DropRest(const Connection& connection) {
+  char bytes[4096];
+  const ssize_t got = recv(connection.socket.get(), bytes, sizeof(bytes), 0);
+  return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
 bool PageServer::ReadRequest(Connection& connection) {
@@ -151,7 +165,7 @@ std::string PageServer::ReplyTo(absl::string_view request) const {
   const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
   if (words.size() != 3) return Framed({.status = "400 Bad Request"}, true);
   if (words[0] != "GET" && words[0] != "HEAD") {
-    return Framed({.status = "405 Method Not Allowed"}, true);
+    return Framed({.status = "405 Method Not Allowed\r\nAllow: GET, HEAD"}, true);
   }
   return Framed(answer_(words[1].substr(0, words[1].find('?'))), words[0] == "GET");
 }

@@ -1,7 +1,7 @@
 // PageServer: an HTTP/1 port that answers GET and HEAD with a page each and closes the connection.
 // One thread serves all connections and waits for none of them, so that any number of silent ones
 // costs a scrape nothing. A connection has kRequestTime to ask and kReplyTime to read; beyond
-// kMostConnections the oldest that has not asked makes room for a new one.
+// kMostConnections the oldest that has not asked, or has its answer, makes room for a new one.
 // Threads: Open and destruction by one thread; `answer` is called from the server's own.
 #pragma once
 
@@ -47,6 +47,7 @@ class PageServer {
     Instant until;
     std::string request, reply;
     size_t sent = 0;  // of the reply, which is empty until the request is whole
+    bool is_answered = false;
   };
   PageServer(std::unique_ptr<Listener> listener, Answer answer);
   void Main();
@@ -55,6 +56,7 @@ class PageServer {
   // False: the connection is over.
   bool Go(Connection& connection);
   bool ReadRequest(Connection& connection);
+  static bool DropRest(const Connection& connection);
   std::string ReplyTo(absl::string_view request) const;
 
   const std::unique_ptr<Listener> listener_;

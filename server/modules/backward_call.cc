@@ -20,8 +20,10 @@ struct ModuleCalls::Gradient {
   Module module;
   uint64_t kept = 0;  // its number; 0: the forward comes with the call
   CallRows rows;
+  LayerRange layers;
   CallDropout dropout;
-  std::string digest;  // of rows, seed and offset, and then of dy too
+  std::string digest;  // of rows, layers, seed and offset, and then of dy too, unless nothing is
+                       // added
   Payloads payloads;
   v1::ModuleBackwardResult result;
 };
@@ -45,6 +47,7 @@ absl::Status CheckHeader(const v1::ModuleBackwardHeader& header) {
   const v1::ModuleForwardHeader& forward = header.forward();
   if (forward.has_options()) return none("forward.options", "some");
   if (forward.payload_size() > 0) return none("forward.payload", "some");
+  if (forward.has_shared_memory()) return none("forward.shared_memory", "some");
   if (!forward.training()) {
     return FieldError(reason::kBadField, "forward.training", "true", "false");
   }
@@ -52,25 +55,21 @@ absl::Status CheckHeader(const v1::ModuleBackwardHeader& header) {
   return FieldError(reason::kBadField, "forward.token", "the token of this call", "another");
 }
 
-std::vector<PayloadSpec> SpecsOf(const ModuleGraph& graph, const CallRows& rows, bool with_forward,
-                                 bool want_dx) {
+std::vector<PayloadSpec> SpecsOf(const ModuleGraph& graph, const CallRows& rows, LayerRange layers,
+                                 bool with_forward, bool want_dx) {
   std::vector<PayloadSpec> specs;
-  if (with_forward) specs = ForwardInputs(graph, rows);
-  const int64_t bytes = ActivationBytes(graph, rows);
+  if (with_forward) specs = ForwardInputs(graph, rows, layers.first);
+  const int64_t bytes = ActivationBytes(graph, rows, layers.end);
   specs.push_back({kDyField, "dy", bytes, true});
-  if (with_forward) specs.push_back({kYField, "y", bytes, false});
+  if (with_forward) specs.push_back({kYField, "y", bytes, false, false});
   if (!want_dx) return specs;
   const ModuleLayout& layout = graph.layout();
   if (layout.memory_width > 0) {
     const int64_t numbers = rows.memory_rows() * layout.memory_width;
     specs.push_back({kDMemoryField, "d_memory", numbers * ElementBytes(layout.element), false});
   }
-  specs.push_back({kDxField, "dx", bytes, false});
+  specs.push_back({kDxField, "dx", ActivationBytes(graph, rows, layers.first), false});
   return specs;
-}
-
-std::string WithBytes(const std::string& digest, absl::Span<const std::byte> dy) {
-  return digest + DigestOf({reinterpret_cast<const char*>(dy.data()), dy.size()});
 }
 
 }  // namespace
@@ -84,27 +83,31 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
   RETURN_IF_ERROR(CheckHeader(header));
   ASSIGN_OR_RETURN(gradient.module, deps_.table.Find(header.token(), call.caller));
   RegisteredModule& module = *gradient.module;
+  const ModuleGraph& graph = module.description().graph;
   RETURN_IF_ERROR(module.CheckSequence(header.sequence()));
   if (!header.no_weight_gradients()) RETURN_IF_ERROR(module.CheckMicroBatch(header.micro_batch()));
   RETURN_IF_ERROR(module.CheckWeights());
   if (header.has_forward()) {
     ASSIGN_OR_RETURN(gradient.rows, DecodeCallRows(header.forward().rows(), module));
+    ASSIGN_OR_RETURN(gradient.layers, DecodeLayers(header.forward(), graph));
     gradient.dropout = {true, header.forward().seed(), header.forward().offset()};
     gradient.digest = ForwardDigest(header.forward());
   } else {
     ASSIGN_OR_RETURN(gradient.kept, deps_.table.CheckActivation(header.activations(), module));
     ASSIGN_OR_RETURN(KeptForward kept, module.FindKept(gradient.kept));
     gradient.rows = std::move(kept.rows);
+    gradient.layers = kept.layers;
     gradient.digest = std::move(kept.digest);
   }
   std::vector<PayloadSpec> specs =
-      SpecsOf(module.description().graph, gradient.rows, header.has_forward(), header.want_dx());
-  ASSIGN_OR_RETURN(gradient.payloads,
-                   Payloads::Make(std::move(specs), header.payload(), deps_.staging));
+      SpecsOf(graph, gradient.rows, gradient.layers, header.has_forward(), header.want_dx());
+  ASSIGN_OR_RETURN(gradient.payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
+                                                     MemoryOf(call), call.stream));
   RETURN_IF_ERROR(gradient.payloads.Receive(call.stream, type));
-  gradient.digest = WithBytes(gradient.digest, gradient.payloads[kDyField]);
+  if (!header.no_weight_gradients()) {
+    gradient.digest += payload_digests_.Of(gradient.payloads[kDyField]);
+  }
   RETURN_IF_ERROR(Differentiate(call, gradient));
-  gradient.payloads.Forget(kYField);
   gradient.payloads.List(*gradient.result.mutable_payload());
   return gradient.payloads.Send(call.stream, FramedHeader(gradient.result));
 }
@@ -113,8 +116,10 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
 absl::StatusOr<ActivationId> ModuleCalls::Recompute(RegisteredModule::Hold& hold,
                                                     Gradient& gradient, const ModuleCall& call) {
   if (gradient.kept == 0) {
-    return RunForward(hold.instance(), gradient.rows, gradient.dropout, true, gradient.payloads,
-                      gradient.payloads[kYField], call.wait);
+    return RunForward(
+        hold,
+        {&gradient.rows, gradient.layers, gradient.dropout, gradient.header.forward().makes_room()},
+        true, gradient.payloads, call.wait);
   }
   std::optional<KeptForward> kept = hold.Find(gradient.kept);
   if (kept.has_value()) return kept->activation;

@@ -134,6 +134,13 @@ bool CallStream::Write(grpc::ByteBuffer message) {
   return true;
 }
 
+void CallStream::Shared(int64_t received_bytes, int64_t sent_bytes) {
+  deps_.metrics.SharedReceived(received_bytes);
+  deps_.metrics.SharedSent(sent_bytes);
+  received_bytes_ += received_bytes;
+  sent_bytes_ += sent_bytes;
+}
+
 absl::Status CallStream::Broken() const {
   if (!no_room_.ok()) return no_room_;
   absl::MutexLock lock(&mutex_);

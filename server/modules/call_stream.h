@@ -67,7 +67,10 @@ class CallStream : public WatchedCall {
   // OK after a half-close.
   absl::Status Broken() const;
   std::stop_token stop() const { return stop_.get_token(); }
-  // The handler's: of messages so far.
+  bool is_unix_socket() const { return unix_socket_; }
+  // The handler's: tensors that it takes from shared memory and will leave there.
+  void Shared(int64_t received_bytes, int64_t sent_bytes);
+  // The handler's: of messages and shared memory so far.
   int64_t received_bytes() const { return received_bytes_; }
   int64_t sent_bytes() const { return sent_bytes_; }
   // Last; the handler touches the stream no more.

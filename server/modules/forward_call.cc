@@ -30,10 +30,11 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
   }
   const ModuleGraph& graph = module->description().graph;
   ASSIGN_OR_RETURN(CallRows rows, DecodeCallRows(header.rows(), *module));
-  std::vector<PayloadSpec> specs = ForwardInputs(graph, rows);
-  specs.push_back({kYField, "y", ActivationBytes(graph, rows), false});
-  ASSIGN_OR_RETURN(Payloads payloads,
-                   Payloads::Make(std::move(specs), header.payload(), deps_.staging));
+  ASSIGN_OR_RETURN(const LayerRange layers, DecodeLayers(header, graph));
+  std::vector<PayloadSpec> specs = ForwardInputs(graph, rows, layers.first);
+  specs.push_back({kYField, "y", ActivationBytes(graph, rows, layers.end), false});
+  ASSIGN_OR_RETURN(Payloads payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
+                                                     MemoryOf(call), call.stream));
   RETURN_IF_ERROR(payloads.Receive(call.stream, type));
 
   const bool keep = header.training() && module->record().limits.kept_rows > 0;
@@ -46,14 +47,15 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
     const absl::Time began = absl::Now();
     ASSIGN_OR_RETURN(
         const ActivationId activation,
-        RunForward(hold.instance(), rows, dropout, keep, payloads, payloads[kYField], call.wait));
+        RunForward(hold, {&rows, layers, dropout, header.makes_room()}, keep, payloads, call.wait));
     const absl::Duration took = absl::Now() - began;
     call.compute = took;
     *result.mutable_receipt() = Computed(*module, true, rows.rows(), began - arrived, took);
     result.set_sequence(hold.sequence());
     if (keep) {
       const absl::Time expires = ActivationsExpire(header.options());
-      const uint64_t kept = hold.Keep({activation, rows, dropout, ForwardDigest(header), expires});
+      const uint64_t kept =
+          hold.Keep({activation, rows, dropout, layers, ForwardDigest(header), expires});
       v1::Residual& residual = *result.mutable_activations();
       residual.set_token(deps_.table.ActivationToken(*module, kept));
       residual.set_expires_unix_ms(static_cast<uint64_t>(absl::ToUnixMillis(expires)));

@@ -132,11 +132,21 @@ absl::StatusOr<CallRows> DecodeCallRows(const v1::Rows& wire, const RegisteredMo
   return rows;
 }
 
-int64_t ActivationBytes(const ModuleGraph& graph, const CallRows& rows) {
-  return rows.rows() * graph.layout().width * ElementBytes(graph.layout().element);
+absl::StatusOr<LayerRange> DecodeLayers(const v1::ModuleForwardHeader& header,
+                                        const ModuleGraph& graph) {
+  const LayerRange layers = graph.Resolved({header.first_layer(), header.end_layer()});
+  absl::Status status = FieldInRange("end_layer", layers.end, 1, graph.layers());
+  if (status.ok()) status = FieldInRange("first_layer", layers.first, 0, layers.end - 1);
+  if (!status.ok()) return Classified(std::move(status));
+  return layers;
 }
 
-std::vector<PayloadSpec> ForwardInputs(const ModuleGraph& graph, const CallRows& rows) {
+int64_t ActivationBytes(const ModuleGraph& graph, const CallRows& rows, int64_t layer) {
+  return rows.rows() * graph.layout().width * ElementBytes(graph.BorderElement(layer));
+}
+
+std::vector<PayloadSpec> ForwardInputs(const ModuleGraph& graph, const CallRows& rows,
+                                       int64_t first_layer) {
   const ModuleLayout& layout = graph.layout();
   std::vector<PayloadSpec> specs;
   if (rows.bool_mask.has_value()) {
@@ -146,7 +156,7 @@ std::vector<PayloadSpec> ForwardInputs(const ModuleGraph& graph, const CallRows&
     const int64_t numbers = rows.memory_rows() * layout.memory_width;
     specs.push_back({kMemoryField, "memory", numbers * ElementBytes(layout.element), true});
   }
-  specs.push_back({kXField, "x", ActivationBytes(graph, rows), true});
+  specs.push_back({kXField, "x", ActivationBytes(graph, rows, first_layer), true});
   return specs;
 }
 

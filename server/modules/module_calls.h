@@ -24,6 +24,7 @@
 #include "server/modules/compute_turns.h"
 #include "server/modules/module_table.h"
 #include "server/modules/payloads.h"
+#include "server/modules/running_digest.h"
 #include "server/modules/state_root.h"
 #include "server/rpc/call_log_limit.h"
 
@@ -44,6 +45,7 @@ class ModuleCalls {
     ModuleTable& table;
     ModuleEngine& engine;
     StagingPool& staging;
+    SharedMemoryTable& shared_memory;
     ModuleMetrics& metrics;
     std::vector<std::string> devices;
     absl::Duration activation_ttl, max_activation_ttl;
@@ -102,6 +104,9 @@ class ModuleCalls {
   absl::Status GetTensors(ModuleCall& call);
 
   absl::Status CheckNotDraining() const;
+  PayloadMemory MemoryOf(const ModuleCall& call) const {
+    return {deps_.staging, deps_.shared_memory, call.caller};
+  }
   // Its turn at each device that the module is on.
   using Turns = std::vector<ComputeTurns::Turn>;
   absl::StatusOr<Turns> TakeDevices(const ModuleCall& call, const RegisteredModule& module);
@@ -114,6 +119,7 @@ class ModuleCalls {
   std::vector<std::string> NamesOf(const EnginePlan& plan) const;  // each once
 
   const Deps deps_;
+  const PayloadDigests payload_digests_;
   std::vector<ComputeTurns> turns_;  // [devices]
   std::atomic<bool> draining_{false};
 };
@@ -124,9 +130,15 @@ std::string DigestOf(const google::protobuf::Message& message);
 // Rows of a call, checked against the module: INVALID_ARGUMENT "rows...".
 absl::StatusOr<CallRows> DecodeCallRows(const v1::Rows& wire, const RegisteredModule& module);
 
-// Payloads that rows imply, in order.
-std::vector<PayloadSpec> ForwardInputs(const ModuleGraph& graph, const CallRows& rows);
-int64_t ActivationBytes(const ModuleGraph& graph, const CallRows& rows);  // of x, y, dx, dy
+// The layers that a call runs: INVALID_ARGUMENT "first_layer", "end_layer".
+absl::StatusOr<LayerRange> DecodeLayers(const v1::ModuleForwardHeader& header,
+                                        const ModuleGraph& graph);
+
+// Payloads that rows and the range's first layer imply, in order.
+std::vector<PayloadSpec> ForwardInputs(const ModuleGraph& graph, const CallRows& rows,
+                                       int64_t first_layer);
+// Of x, y, dx, dy, where they pass the border before `layer`.
+int64_t ActivationBytes(const ModuleGraph& graph, const CallRows& rows, int64_t layer);
 
 // A framed message of one part.
 grpc::ByteBuffer FramedHeader(const google::protobuf::Message& header);

@@ -195,7 +195,12 @@ absl::StatusOr<std::unique_ptr<ModuleState>> ModuleState::Open(const StatePlace&
   RETURN_IF_ERROR(folder.status());
   auto state =
       std::unique_ptr<ModuleState>(new ModuleState(place, *std::move(folder), owner.module, saved));
-  if (place.is_disk) RETURN_IF_ERROR(place.root->Sync());  // it knows the folder from now on
+  if (place.is_disk) {
+    // A process that died may have renamed a record and not synced it. What is loaded counts as
+    // durable, so it is synced before.
+    RETURN_IF_ERROR(state->folder_.Sync());
+    RETURN_IF_ERROR(place.root->Sync());  // it knows the folder from now on
+  }
   return state;
 }
 

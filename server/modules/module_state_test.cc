@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "modules/known_layers.h"
@@ -304,17 +306,19 @@ TEST_F(State, IsRefusedInAFolderThatOthersMayWriteTo) {
 TEST_F(State, HasAFolderOfThisUserAlone) {
   const std::string file = folder_ + "/file";
   std::ofstream(file) << "x";
-  for (const std::string& path : {file, folder_ + "/no/folder", std::string("/proc")}) {
+  for (const std::string& path :
+       {file, folder_ + "/missing", folder_ + "/no/folder", std::string("/proc")}) {
     const absl::Status status = StateRoot::Open(path, {}).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << path << status;
     EXPECT_EQ(status.message().rfind("--module_state_dir: expected", 0), 0) << status;
   }
-  // As in a volume that Kubernetes has given to a group.
-  fs::permissions(folder_, fs::perms::group_write | fs::perms::set_gid, fs::perm_options::add);
-  EXPECT_TRUE(StateRoot::Open(folder_ + "/state", {}).ok());
-  EXPECT_EQ(fs::status(folder_ + "/state").permissions() & fs::perms::all, fs::perms::owner_all);
-  EXPECT_TRUE(StateRoot::Open(folder_ + "/state", {}).ok());
-  fs::permissions(folder_, fs::perms::owner_all);
+  EXPECT_FALSE(fs::exists(folder_ + "/missing"));
+  // A volume that belongs to others, as those that Kubernetes gives to a group.
+  const std::string in_volume = absl::StrCat("/dev/shm/attnd-state-test-", getpid());
+  EXPECT_TRUE(StateRoot::Open(in_volume, {}).ok());
+  EXPECT_EQ(fs::status(in_volume).permissions() & fs::perms::all, fs::perms::owner_all);
+  EXPECT_TRUE(StateRoot::Open(in_volume, {}).ok());
+  fs::remove_all(in_volume);
   for (const fs::perms others : {fs::perms::group_write, fs::perms::others_write}) {
     fs::permissions(folder_, others, fs::perm_options::add);
     EXPECT_TRUE(absl::IsInvalidArgument(StateRoot::Open(folder_, {}).status()));
@@ -365,6 +369,25 @@ TEST_F(State, GoesWhenItsModuleWasNotRegisteredForLong) {
   EXPECT_EQ(root_->bytes(), 4096);  // of the one in use
   EXPECT_EQ(Loads(), -1);
   EXPECT_FALSE(was_damaged_);
+}
+
+// A process that died may have left a record that was renamed and not synced.
+TEST_F(State, SyncsWhatItFindsBeforeThatCountsAsDurable) {
+  struct CountingDisk final : public StateDisk {
+    explicit CountingDisk(int& of) : syncs(of) {}
+    int Sync(int descriptor) override {
+      ++syncs;
+      return StateDisk::Sync(descriptor);
+    }
+    int& syncs;
+  };
+  int syncs = 0;
+  root_ = *StateRoot::Open(folder_, {}, std::make_unique<CountingDisk>(syncs));
+  SaveTwice();
+  EXPECT_EQ(syncs, 0);  // in memory of the host
+  is_disk_ = true;
+  EXPECT_EQ(Loads(), 2);
+  EXPECT_EQ(syncs, 2);  // of the module's folder and of that of all
 }
 
 TEST_F(State, TellsOfEachSaveAndKeepsTheLastOneWhenADiskIsInTheWay) {

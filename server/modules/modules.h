@@ -37,6 +37,7 @@ class Modules {
   // All outlive it.
   struct Deps {
     StagingPool& staging;
+    SharedMemoryTable& shared_memory;
     Calls& calls;
     Metrics& metrics;
     const Authenticator& auth;

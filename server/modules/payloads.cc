@@ -1,6 +1,7 @@
 #include "server/modules/payloads.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,7 @@
 #include "server/admission/staging_copy.h"
 #include "server/call/status_details.h"
 #include "server/rpc/chunk_sequence.h"
+#include "server/wire/decode_shared.h"
 #include "server/wire/decode_small.h"
 #include "server/wire/wire_check.h"
 
@@ -26,11 +28,61 @@ absl::Status NoMemory(int64_t bytes) {
       absl::Milliseconds(100));
 }
 
+// What each is called in shared memory, by its field.
+int SharedNameOf(int field) {
+  switch (field) {
+    case kMaskBitsField:
+      return v1::TENSOR_NAME_MASK_BITS;
+    case kMemoryField:
+      return v1::TENSOR_NAME_MEMORY;
+    case kXField:
+      return v1::TENSOR_NAME_X;
+    case kYField:
+      return v1::TENSOR_NAME_Y;
+    case kDyField:
+      return v1::TENSOR_NAME_D_Y;
+    case kDMemoryField:
+      return v1::TENSOR_NAME_D_MEMORY;
+    default:
+      return v1::TENSOR_NAME_D_X;
+  }
+}
+
+TensorSpec TensorOf(const PayloadSpec& spec) {
+  return {.id = SharedNameOf(spec.field),
+          .field = spec.field,
+          .name = spec.name,
+          .role = spec.is_input ? TensorUse::kInput : TensorUse::kOutput,
+          .bytes = spec.bytes};
+}
+
+// The payloads of `specs` that a header places in shared memory.
+absl::StatusOr<TensorList> SharedAmong(const std::vector<PayloadSpec>& specs,
+                                       const SharedPlaces& told) {
+  TensorList tensors;
+  for (const PayloadSpec& spec : specs) {
+    TensorSpec tensor = TensorOf(spec);
+    const SharedPlace* place = spec.travels ? told.Find(tensor.id) : nullptr;
+    if (place == nullptr) continue;
+    if (place->bytes != spec.bytes) {
+      return FieldError(reason::kSizeMismatch, spec.name, absl::StrCat(spec.bytes, " bytes"),
+                        absl::StrCat(place->bytes, " bytes"));
+    }
+    tensor.region = place->region;
+    tensor.offset = place->offset;
+    tensors.push_back(tensor);
+  }
+  if (tensors.size() == told.places.size()) return tensors;
+  return BadShared("tensor", "inputs of the call and outputs that it wants", "others");
+}
+
+// `shared`: those that do not come in chunks.
 absl::Status CheckTold(const std::vector<PayloadSpec>& specs,
-                       const google::protobuf::RepeatedPtrField<v1::PayloadSize>& told) {
+                       const google::protobuf::RepeatedPtrField<v1::PayloadSize>& told,
+                       const TensorPlaces& shared) {
   int n = 0;
   for (const PayloadSpec& spec : specs) {
-    if (!spec.is_input) continue;
+    if (!spec.is_input || shared[SharedNameOf(spec.field)] != nullptr) continue;
     const bool there = n < told.size() && static_cast<int>(told[n].tensor()) == spec.field;
     if (!there || told[n].bytes() != static_cast<uint64_t>(spec.bytes)) {
       return FieldError(reason::kSizeMismatch, absl::StrCat("payload[", n, "]"),
@@ -46,17 +98,46 @@ absl::Status CheckTold(const std::vector<PayloadSpec>& specs,
                     absl::StrCat(told[n].tensor()));
 }
 
+void DropBlock(void* block) { delete static_cast<std::shared_ptr<StagingBlock>*>(block); }
+
+// A slice over `block`, which holds it.
+grpc::Slice SliceOf(const std::shared_ptr<StagingBlock>& block, int64_t offset, int64_t bytes) {
+  return grpc::Slice(block->data() + offset, static_cast<size_t>(bytes), &DropBlock,
+                     new std::shared_ptr<StagingBlock>(block));
+}
+
 }  // namespace
 
-absl::StatusOr<Payloads> Payloads::Make(
-    std::vector<PayloadSpec> specs, const google::protobuf::RepeatedPtrField<v1::PayloadSize>& told,
-    StagingPool& pool) {
-  RETURN_IF_ERROR(CheckTold(specs, told));
+absl::Status Payloads::FindShared(const std::vector<PayloadSpec>& specs, const ToldPayloads& told,
+                                  const PayloadMemory& memory, CallStream& stream) {
+  if (told.shared == nullptr) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const SharedPlaces places, PlacesOf(*told.shared));
+  ASSIGN_OR_RETURN(const TensorList tensors, SharedAmong(specs, places));
+  RETURN_IF_ERROR(memory.shared.Find(*places.request, tensors, memory.caller,
+                                     stream.is_unix_socket(), shared_));
+  int64_t in = 0, out = 0;
+  for (const TensorSpec& tensor : tensors) {
+    (tensor.role == TensorUse::kInput ? in : out) += tensor.bytes;
+  }
+  stream.Shared(in, out);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Payloads> Payloads::Make(std::vector<PayloadSpec> specs, const ToldPayloads& told,
+                                        const PayloadMemory& memory, CallStream& stream) {
   Payloads payloads;
+  RETURN_IF_ERROR(payloads.FindShared(specs, told, memory, stream));
+  RETURN_IF_ERROR(CheckTold(specs, told.sizes, payloads.shared_.shared));
   for (const PayloadSpec& spec : specs) {
-    std::optional<StagingBlock> block = pool.TryAcquire(AlignedSize(spec.bytes));
+    std::byte* shared = payloads.shared_.shared[SharedNameOf(spec.field)];
+    if (shared != nullptr) {
+      payloads.placed_.push_back({spec, shared, nullptr});
+      continue;
+    }
+    std::optional<StagingBlock> block = memory.staging.TryAcquire(AlignedSize(spec.bytes));
     if (!block.has_value()) return NoMemory(spec.bytes);
-    payloads.placed_.push_back({spec, *std::move(block)});
+    auto owned = std::make_shared<StagingBlock>(*std::move(block));
+    payloads.placed_.push_back({spec, owned->data(), owned});
   }
   return payloads;
 }
@@ -64,25 +145,19 @@ absl::StatusOr<Payloads> Payloads::Make(
 absl::Span<std::byte> Payloads::operator[](int field) const {
   for (const Placed& placed : placed_) {
     if (placed.spec.field != field) continue;
-    return {placed.block.data(), static_cast<size_t>(placed.spec.bytes)};
+    return {placed.data, static_cast<size_t>(placed.spec.bytes)};
   }
   return {};
-}
-
-void Payloads::Forget(int field) {
-  std::erase_if(placed_, [&](const Placed& placed) { return placed.spec.field == field; });
 }
 
 absl::Status Payloads::Receive(CallStream& stream, const google::protobuf::Descriptor& type) {
   std::vector<TensorSpec> inputs;
   int64_t input_bytes = 0;
   for (const Placed& placed : placed_) {
-    if (!placed.spec.is_input) continue;
+    if (!placed.spec.is_input || placed.block == nullptr) continue;
     input_bytes += placed.spec.bytes;
-    inputs.push_back({.id = placed.spec.field,
-                      .field = placed.spec.field,
-                      .name = placed.spec.name,
-                      .bytes = placed.spec.bytes});
+    inputs.push_back(TensorOf(placed.spec));
+    inputs.back().id = placed.spec.field;
   }
   ChunkSequence sequence(inputs);
   for (grpc::ByteBuffer buffer; stream.Read(buffer);) {
@@ -102,16 +177,15 @@ absl::Status Payloads::Receive(CallStream& stream, const google::protobuf::Descr
   return BrokenOr(stream, sequence.CheckComplete());
 }
 
-absl::Status Payloads::Send(CallStream& stream, grpc::ByteBuffer header) const {
+absl::Status Payloads::Send(CallStream& stream, grpc::ByteBuffer header) {
+  std::erase_if(placed_, [](const Placed& placed) { return !placed.IsSent(); });
   const absl::Status gone = absl::CancelledError("the caller is gone");
   if (!stream.Write(std::move(header))) return BrokenOr(stream, gone);
   for (const Placed& placed : placed_) {
-    if (placed.spec.is_input) continue;
     for (int64_t at = 0; at < placed.spec.bytes; at += kChunkBytes) {
       const int64_t bytes = std::min(kChunkBytes, placed.spec.bytes - at);
-      const grpc::Slice parts[2] = {
-          grpc::Slice(ChunkPrefix(placed.spec.field, at, bytes)),
-          grpc::Slice(placed.block.data() + at, static_cast<size_t>(bytes))};
+      const grpc::Slice parts[2] = {grpc::Slice(ChunkPrefix(placed.spec.field, at, bytes)),
+                                    SliceOf(placed.block, at, bytes)};
       if (!stream.Write(grpc::ByteBuffer(parts, 2))) return BrokenOr(stream, gone);
     }
   }
@@ -120,7 +194,7 @@ absl::Status Payloads::Send(CallStream& stream, grpc::ByteBuffer header) const {
 
 void Payloads::List(google::protobuf::RepeatedPtrField<v1::PayloadSize>& sizes) const {
   for (const Placed& placed : placed_) {
-    if (placed.spec.is_input) continue;
+    if (!placed.IsSent()) continue;
     v1::PayloadSize& size = *sizes.Add();
     size.set_tensor(static_cast<uint32_t>(placed.spec.field));
     size.set_bytes(static_cast<uint64_t>(placed.spec.bytes));
@@ -161,10 +235,8 @@ absl::Status ReadHeader(CallStream& stream, const google::protobuf::Descriptor& 
 
 absl::Status ReadRequest(CallStream& stream, google::protobuf::Message& request) {
   grpc::ByteBuffer buffer;
-  if (!stream.Read(buffer)) {
-    // An empty message has no bytes to read.
-    RETURN_IF_ERROR(stream.Broken());
-  }
+  if (!stream.Read(buffer)) return BrokenOr(stream, absl::CancelledError("the caller is gone"));
+  RETURN_IF_ERROR(CheckWhole(buffer));
   const MessageBytes message(buffer);
   return DecodePart(message, {0, message.size()}, "", kMaxModuleString, request);
 }

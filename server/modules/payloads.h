@@ -1,10 +1,12 @@
-// Payloads: the tensors of one Forward or Backward, in staging memory: those that come in chunks,
-// and those that go out in chunks. Made from what layout and rows imply, before any of them is
-// read. One thread.
+// Payloads: the tensors of one Forward or Backward. They lie in memory that the caller shares,
+// where the header says so, else in staging memory, and come and go in chunks. Made from what
+// layout and rows imply, before any of them is read. One thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,8 +16,10 @@
 #include "google/protobuf/descriptor.h"
 #include "proto/attnd/v1/module.pb.h"
 #include "server/admission/staging_pool.h"
+#include "server/call/call.h"
 #include "server/call/message_bytes.h"
 #include "server/modules/call_stream.h"
+#include "server/shared_memory/shared_memory.h"
 
 namespace attnd {
 
@@ -31,33 +35,56 @@ struct PayloadSpec {
   absl::string_view name;
   int64_t bytes;
   bool is_input;
+  bool travels = true;  // false: an output that the caller did not ask for
+};
+
+// What a header says of its call's payloads.
+struct ToldPayloads {
+  const google::protobuf::RepeatedPtrField<v1::PayloadSize>& sizes;
+  const v1::SharedMemory* shared;  // null: none lies there
+
+  template <class Header>
+  static ToldPayloads In(const Header& header) {
+    return {header.payload(), header.has_shared_memory() ? &header.shared_memory() : nullptr};
+  }
+};
+
+// Where payloads may lie; the memory outlives them.
+struct PayloadMemory {
+  StagingPool& staging;
+  SharedMemoryTable& shared;
+  absl::string_view caller;  // whose shared memory it is
 };
 
 class Payloads {
  public:
-  // `told`: the header's list, which has to be that of `specs`' inputs. INVALID_ARGUMENT
-  // SIZE_MISMATCH, UNAVAILABLE MEMORY_PRESSURE.
-  static absl::StatusOr<Payloads> Make(
-      std::vector<PayloadSpec> specs,
-      const google::protobuf::RepeatedPtrField<v1::PayloadSize>& told, StagingPool& pool);
+  // The sizes that are told have to be those of `specs`' inputs that come in chunks.
+  // INVALID_ARGUMENT SIZE_MISMATCH, UNAVAILABLE MEMORY_PRESSURE, SharedMemoryTable::Find's.
+  static absl::StatusOr<Payloads> Make(std::vector<PayloadSpec> specs, const ToldPayloads& told,
+                                       const PayloadMemory& memory, CallStream& stream);
 
   absl::Span<std::byte> operator[](int field) const;  // empty: there is none
 
-  // Gives the memory of one back; it does not travel.
-  void Forget(int field);
-
   // The chunks until half-close. INVALID_ARGUMENT CHUNK_ORDER, or what broke the stream.
   absl::Status Receive(CallStream& stream, const google::protobuf::Descriptor& type);
-  // `header`, already framed, then the outputs.
-  absl::Status Send(CallStream& stream, grpc::ByteBuffer header) const;
+  // Last: `header`, already framed, then the outputs that go in chunks. Their memory comes back as
+  // the peer reads them, that of the inputs at once.
+  absl::Status Send(CallStream& stream, grpc::ByteBuffer header);
   // For the header of the reply.
   void List(google::protobuf::RepeatedPtrField<v1::PayloadSize>& sizes) const;
 
  private:
   struct Placed {
     PayloadSpec spec;
-    StagingBlock block;
+    std::byte* data;
+    std::shared_ptr<StagingBlock> block;  // also its chunks', on their way; null: it is shared
+
+    bool IsSent() const { return block != nullptr && !spec.is_input && spec.travels; }
   };
+  absl::Status FindShared(const std::vector<PayloadSpec>& specs, const ToldPayloads& told,
+                          const PayloadMemory& memory, CallStream& stream);
+
+  CallMemory shared_;
   std::vector<Placed> placed_;
 };
 

@@ -200,6 +200,16 @@ void RegisteredModule::Hold::Drop(uint64_t kept) {
   module_->kept_.erase(found);
 }
 
+bool RegisteredModule::Hold::DropOldest() {
+  absl::MutexLock lock(&module_->mutex_);
+  module_->DropForgotten();
+  const auto oldest = module_->kept_.begin();
+  if (oldest == module_->kept_.end()) return false;
+  module_->instance_->DropActivation(oldest->second.activation);
+  module_->kept_.erase(oldest);
+  return true;
+}
+
 void RegisteredModule::Hold::Added(std::string digest) {
   absl::MutexLock lock(&module_->mutex_);
   module_->ledger_.Added(std::move(digest));

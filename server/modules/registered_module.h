@@ -50,7 +50,8 @@ struct KeptForward {
   ActivationId activation = 0;
   CallRows rows;
   CallDropout dropout;
-  std::string digest;  // of rows and dropout
+  LayerRange layers;
+  std::string digest;  // of rows, dropout and layers
   absl::Time expires;
 };
 
@@ -98,6 +99,8 @@ class RegisteredModule {
     uint64_t Keep(KeptForward kept);
     std::optional<KeptForward> Find(uint64_t kept) const;
     void Drop(uint64_t kept);
+    // Gives up the activations that have waited longest, at once. False: there are none.
+    bool DropOldest();
     void Added(std::string digest);
     void WasPut(int64_t entry);  // a weight
     // The change of CheckChange; `reply` is what the same call gets again.

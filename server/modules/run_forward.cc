@@ -27,21 +27,26 @@ std::string ForwardDigest(const v1::ModuleForwardHeader& header) {
   *of.mutable_rows() = header.rows();
   of.set_seed(header.seed());
   of.set_offset(header.offset());
+  of.set_first_layer(header.first_layer());
+  of.set_end_layer(header.end_layer());
   return DigestOf(of);
 }
 
-absl::StatusOr<ActivationId> RunForward(ModuleInstance& instance, const CallRows& rows,
-                                        const CallDropout& dropout, bool keep,
-                                        const Payloads& payloads, absl::Span<std::byte> y,
-                                        const CallWait& wait) {
-  absl::StatusOr<ActivationId> done = instance.Forward({.rows = &rows,
-                                                        .dropout = dropout,
-                                                        .x = payloads[kXField],
-                                                        .memory = payloads[kMemoryField],
-                                                        .mask_bits = MaskBits(payloads),
-                                                        .keep = keep,
-                                                        .y = y,
-                                                        .stop = wait.stop});
+absl::StatusOr<ActivationId> RunForward(RegisteredModule::Hold& hold, const ForwardRun& run,
+                                        bool keep, const Payloads& payloads, const CallWait& wait) {
+  const ModuleForwardCall call{.rows = run.rows,
+                               .dropout = run.dropout,
+                               .x = payloads[kXField],
+                               .memory = payloads[kMemoryField],
+                               .mask_bits = MaskBits(payloads),
+                               .keep = keep,
+                               .layers = run.layers,
+                               .y = payloads[kYField],
+                               .stop = wait.stop};
+  absl::StatusOr<ActivationId> done = hold.instance().Forward(call);
+  while (absl::IsUnavailable(done.status()) && run.makes_room && hold.DropOldest()) {
+    done = hold.instance().Forward(call);
+  }
   if (!done.ok()) return OfForward(done.status(), wait);
   return done;
 }

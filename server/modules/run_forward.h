@@ -13,13 +13,19 @@
 
 namespace attnd {
 
-// Of what names a micro-batch beside its numbers: rows, seed and offset.
+// Of what names a micro-batch beside its numbers: rows, layers, seed and offset.
 std::string ForwardDigest(const v1::ModuleForwardHeader& header);
 
+// What a Forward's header says.
+struct ForwardRun {
+  const CallRows* rows = nullptr;
+  LayerRange layers;
+  CallDropout dropout;
+  bool makes_room = false;
+};
+
 // UNAVAILABLE ACTIVATION_PRESSURE, CANCELLED, DEADLINE_EXCEEDED, or what the engine says.
-absl::StatusOr<ActivationId> RunForward(ModuleInstance& instance, const CallRows& rows,
-                                        const CallDropout& dropout, bool keep,
-                                        const Payloads& payloads, absl::Span<std::byte> y,
-                                        const CallWait& wait);
+absl::StatusOr<ActivationId> RunForward(RegisteredModule::Hold& hold, const ForwardRun& run,
+                                        bool keep, const Payloads& payloads, const CallWait& wait);
 
 }  // namespace attnd

@@ -1,12 +1,19 @@
-// SHA-256: of bytes, or of what is added piece after piece (RunningDigest, one thread).
+// Digests. SHA-256: of bytes, or of what is added piece after piece (RunningDigest, one thread).
+// PayloadDigests: whether two payloads are the same bytes, for the ledger of one process. A digest
+// is Poly1305's under a key of the process that nobody is told: two payloads of L bytes have one
+// with a probability of L / 2^107 at most, however they were chosen. Where OpenSSL has no Poly1305,
+// it is SHA-256, which takes longer. Any thread. Source: Bernstein, The Poly1305-AES
+// message-authentication code (2005), theorem 3.3.
 #pragma once
 
 #include <openssl/evp.h>
 
+#include <cstddef>
 #include <memory>
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace attnd {
 
@@ -24,5 +31,14 @@ class RunningDigest {
 };
 
 std::string DigestOf(absl::string_view bytes);  // 32 bytes
+
+class PayloadDigests {
+ public:
+  PayloadDigests();
+  std::string Of(absl::Span<const std::byte> bytes) const;
+
+ private:
+  const std::string key_;
+};
 
 }  // namespace attnd

@@ -1,8 +1,10 @@
 #include "server/modules/state_folder.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -90,6 +92,29 @@ std::string WhyNotPrivate(int folder) {
   return "";
 }
 
+int StateDisk::Make(int folder, const char* file) {
+  return openat(folder, file, O_WRONLY | O_CREAT | O_EXCL | kNoSurprise, 0600);
+}
+
+ssize_t StateDisk::Write(int file, absl::string_view bytes) {
+  return write(file, bytes.data(), bytes.size());
+}
+
+int StateDisk::Sync(int descriptor) { return fsync(descriptor); }
+
+int StateDisk::Rename(int folder, const char* from, const char* to) {
+  return renameat(folder, from, folder, to);
+}
+
+int StateDisk::Remove(int folder, const char* name, int flags) {
+  return unlinkat(folder, name, flags);
+}
+
+bool StateDisk::IsHostMemory(int folder) {
+  struct statfs of {};
+  return fstatfs(folder, &of) == 0 && (of.f_type == TMPFS_MAGIC || of.f_type == RAMFS_MAGIC);
+}
+
 absl::Status StateFile::Read(int64_t offset, absl::Span<std::byte> bytes) const {
   while (!bytes.empty()) {
     const ssize_t got = pread(file_.get(), bytes.data(), bytes.size(), offset);
@@ -104,7 +129,7 @@ absl::Status StateFile::Read(int64_t offset, absl::Span<std::byte> bytes) const 
 
 absl::Status NewStateFile::Write(absl::string_view bytes) {
   while (!bytes.empty()) {
-    const ssize_t put = write(file_.get(), bytes.data(), bytes.size());
+    const ssize_t put = disk_->Write(file_.get(), bytes);
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) return StateUnavailable("cannot write", name_);
     bytes.remove_prefix(static_cast<size_t>(put));
@@ -113,21 +138,22 @@ absl::Status NewStateFile::Write(absl::string_view bytes) {
 }
 
 absl::Status NewStateFile::Sync() {
-  return fsync(file_.get()) == 0 ? absl::OkStatus() : StateUnavailable("cannot sync", name_);
+  return disk_->Sync(file_.get()) == 0 ? absl::OkStatus() : StateUnavailable("cannot sync", name_);
 }
 
-absl::StatusOr<StateFolder> StateFolder::OpenOld(int root, const std::string& name) {
+absl::StatusOr<StateFolder> StateFolder::OpenOld(StateDisk& disk, int root,
+                                                 const std::string& name) {
   ASSIGN_OR_RETURN(FileDescriptor folder, OpenFolder(root, name));
   ASSIGN_OR_RETURN(FileDescriptor lock, LockFolder(folder.get(), name));
-  return StateFolder(root, name, std::move(folder), std::move(lock));
+  return StateFolder(disk, root, name, std::move(folder), std::move(lock));
 }
 
-absl::StatusOr<StateFolder> StateFolder::Open(int root, const std::string& name) {
+absl::StatusOr<StateFolder> StateFolder::Open(StateDisk& disk, int root, const std::string& name) {
   for (int n = 0; n < kTriesToOpen; ++n) {
     if (mkdirat(root, name.c_str(), 0700) != 0 && errno != EEXIST) {
       return StateUnavailable("cannot make the folder", name);
     }
-    absl::StatusOr<StateFolder> folder = OpenOld(root, name);
+    absl::StatusOr<StateFolder> folder = OpenOld(disk, root, name);
     if (!absl::IsNotFound(folder.status())) return folder;
   }
   return Unavailable(absl::StrCat("state ", name, ": its folder goes again and again"));
@@ -149,24 +175,22 @@ absl::StatusOr<StateFile> StateFolder::Read(const std::string& file) const {
 }
 
 absl::StatusOr<NewStateFile> StateFolder::Create(const std::string& file) const {
-  if (unlinkat(folder_.get(), file.c_str(), 0) != 0 && errno != ENOENT) {
+  if (disk_->Remove(folder_.get(), file.c_str(), 0) != 0 && errno != ENOENT) {
     return StateUnavailable("cannot replace", PathOf(file));
   }
-  FileDescriptor descriptor(
-      openat(folder_.get(), file.c_str(), O_WRONLY | O_CREAT | O_EXCL | kNoSurprise, 0600));
+  FileDescriptor descriptor(disk_->Make(folder_.get(), file.c_str()));
   if (!descriptor.valid()) return StateUnavailable("cannot make", PathOf(file));
-  return NewStateFile(std::move(descriptor), PathOf(file));
+  return NewStateFile(*disk_, std::move(descriptor), PathOf(file));
 }
 
 absl::Status StateFolder::Rename(const std::string& from, const std::string& to) const {
-  if (renameat(folder_.get(), from.c_str(), folder_.get(), to.c_str()) == 0) {
-    return absl::OkStatus();
-  }
+  if (disk_->Rename(folder_.get(), from.c_str(), to.c_str()) == 0) return absl::OkStatus();
   return StateUnavailable("cannot rename", PathOf(from));
 }
 
 absl::Status StateFolder::Sync() const {
-  return fsync(folder_.get()) == 0 ? absl::OkStatus() : StateUnavailable("cannot sync", name_);
+  return disk_->Sync(folder_.get()) == 0 ? absl::OkStatus()
+                                         : StateUnavailable("cannot sync", name_);
 }
 
 int64_t StateFolder::Bytes() const {
@@ -187,8 +211,8 @@ absl::Time StateFolder::UsedAt() const {
 }
 
 void StateFolder::Remove() const {
-  for (const char* file : kStateFiles) unlinkat(folder_.get(), file, 0);
-  unlinkat(root_, name_.c_str(), AT_REMOVEDIR);
+  for (const char* file : kStateFiles) disk_->Remove(folder_.get(), file, 0);
+  disk_->Remove(root_, name_.c_str(), AT_REMOVEDIR);
 }
 
 }  // namespace attnd

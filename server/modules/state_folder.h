@@ -5,6 +5,8 @@
 // states; the path of that folder is the server's own affair. One thread at a time.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -17,6 +19,19 @@
 #include "net/file_descriptor.h"
 
 namespace attnd {
+
+// The calls of the system by which states change. Tests put a disk in their place that fails, tears
+// writes, and forgets what was not synced. Results are the system's, with errno.
+class StateDisk {
+ public:
+  virtual ~StateDisk() = default;
+  virtual int Make(int folder, const char* file);  // a new one, for writing
+  virtual ssize_t Write(int file, absl::string_view bytes);
+  virtual int Sync(int descriptor);  // of a file or folder
+  virtual int Rename(int folder, const char* from, const char* to);
+  virtual int Remove(int folder, const char* name, int flags);
+  virtual bool IsHostMemory(int folder);  // a tmpfs, which does not outlive the host
+};
 
 // A file that is read. Its size is that of the opening: what is cut off later cannot be read.
 class StateFile {
@@ -36,12 +51,13 @@ class StateFile {
 // A file that is written.
 class NewStateFile {
  public:
-  NewStateFile(FileDescriptor file, std::string name)
-      : file_(std::move(file)), name_(std::move(name)) {}
+  NewStateFile(StateDisk& disk, FileDescriptor file, std::string name)
+      : disk_(&disk), file_(std::move(file)), name_(std::move(name)) {}
   absl::Status Write(absl::string_view bytes);
   absl::Status Sync();
 
  private:
+  StateDisk* disk_;
   FileDescriptor file_;
   std::string name_;
 };
@@ -49,10 +65,10 @@ class NewStateFile {
 class StateFolder {
  public:
   // Makes the folder `name` of `root` if there is none, and takes its lock. FAILED_PRECONDITION
-  // where another process, or another part of this one, has it.
-  static absl::StatusOr<StateFolder> Open(int root, const std::string& name);
+  // where another process, or another part of this one, has it. `disk` outlives the folder.
+  static absl::StatusOr<StateFolder> Open(StateDisk& disk, int root, const std::string& name);
   // The same of a folder that is there; NOT_FOUND.
-  static absl::StatusOr<StateFolder> OpenOld(int root, const std::string& name);
+  static absl::StatusOr<StateFolder> OpenOld(StateDisk& disk, int root, const std::string& name);
 
   const std::string& name() const { return name_; }
   // NOT_FOUND: there is none.
@@ -66,10 +82,16 @@ class StateFolder {
   void Remove() const;        // with the files of a state
 
  private:
-  StateFolder(int root, std::string name, FileDescriptor folder, FileDescriptor lock)
-      : root_(root), name_(std::move(name)), folder_(std::move(folder)), lock_(std::move(lock)) {}
+  StateFolder(StateDisk& disk, int root, std::string name, FileDescriptor folder,
+              FileDescriptor lock)
+      : disk_(&disk),
+        root_(root),
+        name_(std::move(name)),
+        folder_(std::move(folder)),
+        lock_(std::move(lock)) {}
   std::string PathOf(const std::string& file) const;
 
+  StateDisk* disk_;
   int root_;
   std::string name_;
   FileDescriptor folder_, lock_;

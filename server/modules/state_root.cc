@@ -2,9 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,6 +38,14 @@ absl::Status WrongRoot(const std::string& path, absl::string_view why) {
       absl::StrCat("--module_state_dir: expected a folder of this user, which no other may write "
                    "to (mode 0700), got ",
                    path, ": ", why));
+}
+
+// Whether a volume is mounted there: a folder in it may be made, since a volume that Kubernetes
+// gives to a group is never private itself. Elsewhere a folder that is missing is a mistake.
+bool IsVolume(const std::string& folder) {
+  struct stat own, above;
+  return stat(absl::StrCat(folder, ".").c_str(), &own) == 0 &&
+         stat(absl::StrCat(folder, "..").c_str(), &above) == 0 && own.st_dev != above.st_dev;
 }
 
 // By doing it: rights and the mount's options are not all.
@@ -88,26 +94,25 @@ absl::Status OverQuota(absl::string_view whose, int64_t most, int64_t bytes) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StateRoot>> StateRoot::Open(const std::string& path,
-                                                           const StateLimits& limits) {
-  // Where only the folder above is given, such as a volume that belongs to a group.
-  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
+                                                           const StateLimits& limits,
+                                                           std::unique_ptr<StateDisk> disk) {
+  if (IsVolume(path.substr(0, path.rfind('/') + 1)) && mkdir(path.c_str(), 0700) != 0 &&
+      errno != EEXIST) {
     return WrongRoot(path, std::strerror(errno));
+  }
   FileDescriptor folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NONBLOCK | O_CLOEXEC));
   if (!folder.valid()) return WrongRoot(path, std::strerror(errno));
   const std::string why = WhyNotPrivate(folder.get());
   if (!why.empty()) return WrongRoot(path, why);
   if (!CanMakeFolders(folder.get())) return WrongRoot(path, std::strerror(errno));
-  struct statfs of = {};
-  if (fstatfs(folder.get(), &of) != 0) return WrongRoot(path, std::strerror(errno));
-  auto root = std::unique_ptr<StateRoot>(new StateRoot(std::move(folder), limits));
-  root->is_host_memory_ = of.f_type == TMPFS_MAGIC || of.f_type == RAMFS_MAGIC;
+  auto root = std::unique_ptr<StateRoot>(new StateRoot(std::move(disk), std::move(folder), limits));
   root->Scan();
   return root;
 }
 
 void StateRoot::Scan() {
   for (const std::string& name : FolderNames(folder_.get())) {
-    const absl::StatusOr<StateFolder> folder = StateFolder::OpenOld(folder_.get(), name);
+    const absl::StatusOr<StateFolder> folder = StateFolder::OpenOld(*disk_, folder_.get(), name);
     if (!folder.ok()) continue;
     const Entry entry = {OwnerOf(*folder), folder->Bytes()};
     absl::MutexLock lock(&mutex_);
@@ -142,7 +147,7 @@ absl::StatusOr<StateFolder> StateRoot::OpenFolder(const std::string& caller,
   const std::string folder_name = HexDigest(absl::StrCat(caller.size(), ":", caller, name));
   const std::string owner = HexDigest(caller);
   ASSIGN_OR_RETURN(const Entry before, Reserve(folder_name, owner, bytes));
-  absl::StatusOr<StateFolder> folder = StateFolder::Open(folder_.get(), folder_name);
+  absl::StatusOr<StateFolder> folder = StateFolder::Open(*disk_, folder_.get(), folder_name);
   absl::Status status = folder.status();
   if (status.ok() && OwnerOf(*folder) != owner) {
     absl::StatusOr<NewStateFile> file = folder->Create("caller");
@@ -170,8 +175,9 @@ void StateRoot::Close(const StateFolder& folder, bool removed) {
 }
 
 absl::Status StateRoot::Sync() const {
-  return fsync(folder_.get()) == 0 ? absl::OkStatus()
-                                   : StateUnavailable("cannot sync", "the folder of all states");
+  return disk_->Sync(folder_.get()) == 0
+             ? absl::OkStatus()
+             : StateUnavailable("cannot sync", "the folder of all states");
 }
 
 void StateRoot::Sweep(absl::Time now) {
@@ -181,7 +187,7 @@ void StateRoot::Sweep(absl::Time now) {
         now - absl::TimeFromTimespec(of.st_mtim) <= limits_.most_unused) {
       continue;
     }
-    const absl::StatusOr<StateFolder> folder = StateFolder::OpenOld(folder_.get(), name);
+    const absl::StatusOr<StateFolder> folder = StateFolder::OpenOld(*disk_, folder_.get(), name);
     if (!folder.ok() || now - folder->UsedAt() <= limits_.most_unused) continue;
     folder->Remove();
     Close(*folder, true);

@@ -3,9 +3,9 @@
 //
 //   DIR/<SHA-256 of caller and name>/   a StateFolder for each module
 //
-// The folder is made if only its parent is there. It is this process's user's, and no other user
-// may write to it. A caller's states may
-// take half of the quota. Sizes are those of the files at the start, and of registrations since.
+// The folder is this process's user's, and no other user may write to it. Only one right below the
+// root of a mounted volume is made if it is missing. A caller's states may take half of the quota.
+// Sizes are those of the files at the start, and of registrations since.
 // Errors: UNAVAILABLE STATE_UNAVAILABLE, RESOURCE_EXHAUSTED MODULE_QUOTA. Any thread.
 #pragma once
 
@@ -33,8 +33,9 @@ class StateRoot {
  public:
   // INVALID_ARGUMENT naming the path, when it is no folder, not private, or nothing can be made in
   // it.
-  static absl::StatusOr<std::unique_ptr<StateRoot>> Open(const std::string& path,
-                                                         const StateLimits& limits);
+  static absl::StatusOr<std::unique_ptr<StateRoot>> Open(
+      const std::string& path, const StateLimits& limits,
+      std::unique_ptr<StateDisk> disk = std::make_unique<StateDisk>());
 
   // A tmpfs, which does not outlive the host.
   bool is_host_memory() const { return is_host_memory_; }
@@ -53,8 +54,11 @@ class StateRoot {
   int64_t swept() const;  // states, since the start
 
  private:
-  StateRoot(FileDescriptor folder, const StateLimits& limits)
-      : folder_(std::move(folder)), limits_(limits) {}
+  StateRoot(std::unique_ptr<StateDisk> disk, FileDescriptor folder, const StateLimits& limits)
+      : disk_(std::move(disk)),
+        folder_(std::move(folder)),
+        limits_(limits),
+        is_host_memory_(disk_->IsHostMemory(folder_.get())) {}
   void Scan();
   struct Entry {
     std::string caller;  // its digest; empty: not known
@@ -63,9 +67,10 @@ class StateRoot {
   // The entry that was there before.
   absl::StatusOr<Entry> Reserve(const std::string& name, const std::string& caller, int64_t bytes);
 
+  const std::unique_ptr<StateDisk> disk_;
   const FileDescriptor folder_;
   const StateLimits limits_;
-  bool is_host_memory_ = false;
+  const bool is_host_memory_;
   mutable absl::Mutex mutex_;
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);  // by the folder's name
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;

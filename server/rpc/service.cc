@@ -50,19 +50,22 @@ RawStreamReactor* AttentionService::BackwardStream(grpc::CallbackServerContext* 
 }
 
 grpc::ServerUnaryReactor* AttentionService::AnswerSmall(grpc::CallbackServerContext* context,
-                                                        Method method, grpc::ByteBuffer* reply,
+                                                        Method method,
+                                                        const grpc::ByteBuffer& request,
+                                                        grpc::ByteBuffer* reply,
                                                         const SmallWork& work) {
   auto* call = new SmallCall(deps_, *context, method, *reply);
-  const absl::Status begun = call->Begin();
+  const absl::Status begun = call->Begin(request);
   call->Finish(begun.ok() ? work(call->caller()) : begun);
   return call;
 }
 
 grpc::ServerUnaryReactor* AttentionService::AnswerLong(grpc::CallbackServerContext* context,
-                                                       Method method, grpc::ByteBuffer* reply,
-                                                       SmallWork work) {
+                                                       Method method,
+                                                       const grpc::ByteBuffer& request,
+                                                       grpc::ByteBuffer* reply, SmallWork work) {
   auto* call = new SmallCall(deps_, *context, method, *reply);
-  absl::Status begun = call->Begin();
+  absl::Status begun = call->Begin(request);
   if (begun.ok()) {
     begun = deps_.calls.mask_workers().Run(call->caller(), [context, call, work = std::move(work)] {
       call->Finish(context->IsCancelled() ? GaveUp() : work(call->caller()));
@@ -75,7 +78,7 @@ grpc::ServerUnaryReactor* AttentionService::AnswerLong(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* request,
                                                           grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kGetServerInfo, reply,
+  return AnswerSmall(context, Method::kGetServerInfo, *request, reply,
                      [&](const std::string&) -> absl::StatusOr<grpc::ByteBuffer> {
                        v1::GetServerInfoRequest wire;
                        // A newer client may want to learn our version.
@@ -87,7 +90,7 @@ grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* AttentionService::RenewResidual(grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* request,
                                                           grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kRenewResidual, reply,
+  return AnswerSmall(context, Method::kRenewResidual, *request, reply,
                      [&](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
                        ASSIGN_OR_RETURN(LeaseGrant lease, Renew(*request, caller));
                        v1::RenewResidualResponse wire;
@@ -99,7 +102,7 @@ grpc::ServerUnaryReactor* AttentionService::RenewResidual(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(grpc::CallbackServerContext* context,
                                                             const grpc::ByteBuffer* request,
                                                             grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kReleaseResidual, reply,
+  return AnswerSmall(context, Method::kReleaseResidual, *request, reply,
                      [&](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
                        RETURN_IF_ERROR(Release(*request, caller));
                        return EncodeSmall(v1::ReleaseResidualResponse());
@@ -109,7 +112,7 @@ grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(grpc::CallbackServer
 grpc::ServerUnaryReactor* AttentionService::CompileMask(grpc::CallbackServerContext* context,
                                                         const grpc::ByteBuffer* request,
                                                         grpc::ByteBuffer* reply) {
-  return AnswerLong(context, Method::kCompileMask, reply,
+  return AnswerLong(context, Method::kCompileMask, *request, reply,
                     [this, request](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
                       ASSIGN_OR_RETURN(const v1::CompileMaskResponse wire,
                                        attnd::CompileMask(*request, caller, deps_));
@@ -120,7 +123,7 @@ grpc::ServerUnaryReactor* AttentionService::CompileMask(grpc::CallbackServerCont
 grpc::ServerUnaryReactor* AttentionService::BuildPattern(grpc::CallbackServerContext* context,
                                                          const grpc::ByteBuffer* request,
                                                          grpc::ByteBuffer* reply) {
-  return AnswerLong(context, Method::kBuildPattern, reply,
+  return AnswerLong(context, Method::kBuildPattern, *request, reply,
                     [this, request](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
                       ASSIGN_OR_RETURN(const v1::BuildPatternResponse wire,
                                        BuildPatternOfCaller(*request, caller, deps_.keep.maps()));
@@ -131,7 +134,7 @@ grpc::ServerUnaryReactor* AttentionService::BuildPattern(grpc::CallbackServerCon
 grpc::ServerUnaryReactor* AttentionService::ReleaseCapture(grpc::CallbackServerContext* context,
                                                            const grpc::ByteBuffer* request,
                                                            grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kReleaseCapture, reply,
+  return AnswerSmall(context, Method::kReleaseCapture, *request, reply,
                      [&](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
                        RETURN_IF_ERROR(attnd::ReleaseCapture(*request, caller, deps_.keep.maps()));
                        return EncodeSmall(v1::ReleaseCaptureResponse());

@@ -66,10 +66,12 @@ class AttentionService final : public AttentionServiceBase {
   // What a small call does: its reply, or why there is none.
   using SmallWork = std::function<absl::StatusOr<grpc::ByteBuffer>(const std::string& caller)>;
   grpc::ServerUnaryReactor* AnswerSmall(grpc::CallbackServerContext* context, Method method,
-                                        grpc::ByteBuffer* reply, const SmallWork& work);
+                                        const grpc::ByteBuffer& request, grpc::ByteBuffer* reply,
+                                        const SmallWork& work);
   // The same for what takes long, on a thread of MaskWorkers.
   grpc::ServerUnaryReactor* AnswerLong(grpc::CallbackServerContext* context, Method method,
-                                       grpc::ByteBuffer* reply, SmallWork work);
+                                       const grpc::ByteBuffer& request, grpc::ByteBuffer* reply,
+                                       SmallWork work);
   absl::StatusOr<LeaseGrant> Renew(const grpc::ByteBuffer& request, const std::string& caller);
   absl::Status Release(const grpc::ByteBuffer& request, const std::string& caller);
 

@@ -5,6 +5,7 @@
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
 #include "server/rpc/server_context.h"
+#include "server/wire/decode_small.h"
 #include "server/wire/reply_slices.h"
 
 namespace attnd {
@@ -24,7 +25,7 @@ SmallCall::SmallCall(const ServiceDeps& deps, grpc::CallbackServerContext& conte
   deps_.calls.watch().Add(*this);
 }
 
-absl::Status SmallCall::Begin() {
+absl::Status SmallCall::Begin(const grpc::ByteBuffer& request) {
   const std::string peer = context_.peer();
   absl::StatusOr<std::string> caller = deps_.auth.Identify(context_, peer);
   if (!caller.ok()) {
@@ -32,7 +33,8 @@ absl::Status SmallCall::Begin() {
     return caller.status();
   }
   caller_ = *std::move(caller);
-  return room_.Take({caller_, CallerOfPeer(peer)}, kSmallReplyBytes);
+  RETURN_IF_ERROR(room_.Take({caller_, CallerOfPeer(peer)}, kSmallReplyBytes));
+  return CheckWhole(request);
 }
 
 void SmallCall::Finish(absl::StatusOr<grpc::ByteBuffer> reply) {

@@ -24,8 +24,8 @@ class SmallCall final : public grpc::ServerUnaryReactor, public WatchedCall {
   SmallCall(const ServiceDeps& deps, grpc::CallbackServerContext& context, Method method,
             grpc::ByteBuffer& reply);
 
-  // UNAUTHENTICATED, or that there is no room for the call.
-  absl::Status Begin();
+  // UNAUTHENTICATED, that there is no room for the call, or that `request` is cut off.
+  absl::Status Begin(const grpc::ByteBuffer& request);
   const std::string& caller() const { return caller_; }  // once it has begun
   // Last; the handler touches the call no more.
   void Finish(absl::StatusOr<grpc::ByteBuffer> reply);

@@ -22,7 +22,7 @@ struct TransportOptions {
   absl::Duration handshake_timeout = absl::Seconds(10);
   absl::Duration keepalive_time = absl::Minutes(2);
   absl::Duration keepalive_timeout = absl::Seconds(20);
-  absl::Duration min_ping_interval = absl::Seconds(10);  // of a peer; more often: disconnected
+  absl::Duration min_ping_interval = absl::Seconds(5);  // of a peer; more often: disconnected
   // on: gRPC probes each connection for its bandwidth-delay product and sets the windows by it, at
   // least 4 MiB; auto: where an address is not this host's alone; off.
   std::string bdp_probe = "auto";

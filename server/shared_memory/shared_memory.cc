@@ -236,10 +236,15 @@ absl::StatusOr<std::string> SharedMemoryTable::Copy(const SharedRequest& request
 absl::Status SharedMemoryTable::FindFor(const AttentionCall& call, absl::string_view caller,
                                         bool unix_socket, CallMemory& memory) {
   if (call.shared_request() == nullptr) return absl::OkStatus();
-  const SharedRequest& request = *call.shared_request();
+  return Find(*call.shared_request(), call.tensors(), caller, unix_socket, memory);
+}
+
+absl::Status SharedMemoryTable::Find(const SharedRequest& request,
+                                     absl::Span<const TensorSpec> tensors, absl::string_view caller,
+                                     bool unix_socket, CallMemory& memory) {
   ASSIGN_OR_RETURN(RegionList regions, RegionsOf(request, caller, unix_socket));
-  RETURN_IF_ERROR(CheckOverlap(call.tensors()));
-  for (const TensorSpec& tensor : call.tensors()) {
+  RETURN_IF_ERROR(CheckOverlap(tensors));
+  for (const TensorSpec& tensor : tensors) {
     if (tensor.region == kNoRegion) continue;
     ASSIGN_OR_RETURN(std::byte * data, PlaceIn(*regions[tensor.region], tensor));
     memory.shared.Add(tensor.id, data);

@@ -3,7 +3,7 @@
 // A region lives until its session is closed and no call uses it.
 //
 //     AddRegion → SharedRegion::Map → proof both ways → engine's RegisterHost → token
-//     FindFor   → token, owner, bounds, overlap → pointers and a use, for one call
+//     Find      → token, owner, bounds, overlap → pointers and a use, for one call
 //
 // A token is 128 random bits. It is valid in calls of its owner, over the unix socket. Any thread.
 #pragma once
@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "kernels/backend.h"
 #include "server/call/call.h"
 #include "server/shared_memory/shared_session.h"
@@ -71,8 +72,11 @@ class SharedMemoryTable {
                                   absl::string_view proof);
   void Close(const std::shared_ptr<SharedSession>& session);
 
-  // Gives `memory` the regions that a decoded call names, if any, and the places of its tensors
+  // Gives `memory` the regions that a call names, and the places of those of its tensors that lie
   // there. Errors: FAILED_PRECONDITION REGION_UNKNOWN, INVALID_ARGUMENT naming the field.
+  absl::Status Find(const SharedRequest& request, absl::Span<const TensorSpec> tensors,
+                    absl::string_view caller, bool unix_socket, CallMemory& memory);
+  // Those of a decoded call of attention, if it names any.
   absl::Status FindFor(const AttentionCall& call, absl::string_view caller, bool unix_socket,
                        CallMemory& memory);
 

@@ -77,6 +77,7 @@ class SharedMemoryService::Connection {
       reply.set_region(added->token);
       reply.set_proof(added->proof);
       reply.set_kept_outputs(added->kept_outputs);
+      reply.set_modules(true);
     } else {
       reply.set_error(std::string(added.status().message()));
     }

@@ -14,6 +14,7 @@
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/call/status_details.h"
 #include "server/wire/decode_problem.h"
+#include "server/wire/decode_shared.h"
 #include "server/wire/decode_tensors.h"
 
 namespace attnd {
@@ -102,66 +103,11 @@ absl::Status CheckSize(const TensorSpec& tensor, int64_t expected, int64_t got) 
                     absl::StrCat(got, " bytes"));
 }
 
-absl::Status BadShared(absl::string_view field, absl::string_view expected, absl::string_view got) {
-  return FieldError(reason::kBadField, absl::StrCat("shared_memory.", field), expected, got);
-}
-
-absl::Status CheckPlace(const v1::SharedTensor& tensor, int regions) {
-  if (tensor.name() == v1::TENSOR_NAME_UNSPECIFIED) {
-    return BadShared("tensor.name", "a tensor's name", "none");
-  }
-  if (tensor.region() >= static_cast<uint32_t>(regions)) {
-    return BadShared("tensor.region", absl::StrCat("below ", regions),
-                     absl::StrCat(tensor.region()));
-  }
-  if (tensor.offset() % kSharedAlignment != 0) {
-    return BadShared("tensor.offset", absl::StrCat("a multiple of ", kSharedAlignment),
-                     absl::StrCat(tensor.offset()));
-  }
-  return absl::OkStatus();
-}
-
-// Where the message says that a tensor lies in shared memory.
-struct SharedPlace {
-  int id;
-  int region;
-  uint64_t offset;
-  int64_t bytes;
-};
-struct SharedPlaces {
-  std::unique_ptr<SharedRequest> request;  // null: the message names none
-  std::vector<SharedPlace> places;
-
-  const SharedPlace* Find(int id) const {
-    for (const SharedPlace& place : places) {
-      if (place.id == id) return &place;
-    }
-    return nullptr;
-  }
-};
-
-// Sizes are checked with the payloads, bounds where the regions are known.
 absl::StatusOr<SharedPlaces> DecodeShared(const MessageBytes& bytes, const FieldTable& table) {
-  SharedPlaces shared;
-  if (!table.Has(kSharedField)) return shared;
+  if (!table.Has(kSharedField)) return SharedPlaces();
   v1::SharedMemory wire;
   RETURN_IF_ERROR(ParseRange(bytes, table.range[kSharedField], "shared_memory", wire));
-  if (wire.region_size() < 1 || wire.region_size() > kTensors) {
-    return BadShared("region", absl::StrCat("1..", kTensors, " tokens"),
-                     absl::StrCat(wire.region_size()));
-  }
-  shared.request = std::make_unique<SharedRequest>();
-  shared.request->regions.assign(wire.region().begin(), wire.region().end());
-  shared.request->use = wire.use();
-  for (const v1::SharedTensor& tensor : wire.tensor()) {
-    RETURN_IF_ERROR(CheckPlace(tensor, wire.region_size()));
-    if (shared.Find(tensor.name()) != nullptr) {
-      return BadShared("tensor", "each tensor at most once", TensorName(tensor.name()));
-    }
-    shared.places.push_back({tensor.name(), static_cast<int>(tensor.region()), tensor.offset(),
-                             static_cast<int64_t>(std::min<uint64_t>(tensor.size(), INT64_MAX))});
-  }
-  return shared;
+  return PlacesOf(wire);
 }
 
 // Sets where an input lies, from its payload field or its place in shared memory. Returns the bytes

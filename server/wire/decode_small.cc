@@ -21,6 +21,11 @@ absl::Status Parse(const MessageBytes& bytes, ByteRange range, google::protobuf:
 
 }  // namespace
 
+absl::Status CheckWhole(const grpc::ByteBuffer& request) {
+  if (request.Valid()) return absl::OkStatus();
+  return FieldError(reason::kMalformedMessage, "message", "a whole message", "a part of one");
+}
+
 absl::Status DecodeSmall(const grpc::ByteBuffer& buffer, google::protobuf::Message& request) {
   const MessageBytes bytes(buffer);
   RETURN_IF_ERROR(CheckWire(bytes, {0, bytes.size()}, *request.GetDescriptor()).status());

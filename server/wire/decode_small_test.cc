@@ -49,6 +49,13 @@ TEST(DecodeSmall, TakesWhatIsRightAndNothing) {
   EXPECT_EQ(got.ttl_ms(), 0u);
 }
 
+TEST(CheckWhole, TellsNoMessageFromAnEmptyOne) {
+  EXPECT_TRUE(CheckWhole(EncodeSmall(v1::GetServerInfoRequest())).ok());
+  const absl::Status none = CheckWhole(grpc::ByteBuffer());
+  EXPECT_EQ(none.message(), "message: expected a whole message, got a part of one");
+  EXPECT_EQ(ReasonOf(none), reason::kMalformedMessage);
+}
+
 TEST(DecodeLenient, PassesUnknownFieldsButNoGarbage) {
   v1::GetServerInfoRequest request;
   EXPECT_TRUE(DecodeLenient(InSlicesOf(std::string("\x48\x01", 2), 1), request).ok());

@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "attention/random_problem.h"
 #include "client/attention_client.h"
+#include "client/channels/connections.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/fixtures/call_outputs.h"
 #include "tests/fixtures/daemon_process.h"
@@ -102,6 +103,55 @@ TEST(ClientReplicas, AreFoundByName) {
   auto receipt = client->Forward(p, ForwardInputs(in), got.forward());
   ASSERT_TRUE(receipt.ok()) << receipt.status();
   EXPECT_TRUE(got.o == expected.o);
+}
+
+// Forwards of `p`, one after the other, over a client of two daemons, the second of which is frozen
+// before them. None fails, and what the frozen one holds is delayed once.
+void CallWithOneFrozen(const Problem& p, absl::Duration most) {
+  auto first = Start(absl::StrCat("thawed", p.q_len)),
+       second = Start(absl::StrCat("frozen", p.q_len));
+  auto client = ConnectTo({first->address, second->address});
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs expected = RunForward(*MakeCpuBackend({.threads = 1}), p, in);
+  auto call = [&] {
+    Outputs got(p);
+    const absl::Time begun = absl::Now();
+    const absl::Status status = client->Forward(p, ForwardInputs(in), got.forward()).status();
+    EXPECT_EQ(status, absl::OkStatus());
+    EXPECT_TRUE(got.o == expected.o);
+    return absl::Now() - begun;
+  };
+  absl::Duration usual;
+  for (int n = 0; n < 4; ++n) usual = std::max(usual, call());
+  second->child->Signal(SIGSTOP);
+  int delayed = 0;
+  for (int n = 0; n < 12; ++n) {
+    const absl::Duration took = call();
+    EXPECT_LT(took, most + 10 * usual) << n;
+    if (took > absl::Seconds(1) + 10 * usual) ++delayed;
+  }
+  EXPECT_EQ(delayed, 1);
+  second->child->Signal(SIGCONT);
+  auto calls_of_second = [&] {
+    return second->Metric("attnd_requests_total", {{"code", "OK"}, {"method", "Forward"}});
+  };
+  const double before = calls_of_second();
+  absl::Notification never;
+  for (absl::Time until = absl::Now() + absl::Seconds(20);
+       calls_of_second() == before && absl::Now() < until;) {
+    call();
+    never.WaitForNotificationWithTimeout(absl::Milliseconds(50));
+  }
+  EXPECT_GT(calls_of_second(), before) << "it gets calls again";
+}
+
+TEST(ClientReplicas, LoseNoSmallCallWhenOneFreezes) {
+  CallWithOneFrozen(PlainProblem(1, 1, 64, 64), absl::Seconds(3));
+}
+
+// gRPC gives a tensor back when TCP has given up a write that hangs, after kWriteTimeout.
+TEST(ClientReplicas, LoseNoLargeCallWhenOneFreezes) {
+  CallWithOneFrozen(PlainProblem(1, 8, 2048, 64), Connections::kWriteTimeout + absl::Seconds(2));
 }
 
 // Calls that fail at once leave nobody who would drive the connection.

@@ -307,6 +307,55 @@ TEST_F(DaemonModules, KeepsEachLimitAtItsValueAndOneAbove) {
   EXPECT_TRUE(Forward(token, 1, 16, true).status.ok());
 }
 
+TEST_F(DaemonModules, RunsPartsOfTheLayersToTheBitsOfAllOfThem) {
+  const std::string token = Ready(), x = Rows(4), dy = Rows(4);
+  const auto whole = caller_.Forward(ForwardHeader(token, 1, 4, true), {{kX, x}});
+  const auto dx = Backward(token, 1, 0, whole.header, dy);
+  ASSERT_TRUE(dx.status.ok()) << dx.status.error_message();
+  v1::ModuleForwardHeader headers[2];
+  Streamed<v1::ModuleForwardResult> parts[2];
+  for (uint32_t n : {0, 1}) {
+    headers[n] = ForwardHeader(token, 1, 4, true);
+    headers[n].set_first_layer(n);
+    headers[n].set_end_layer(n + 1);
+    parts[n] = caller_.Forward(headers[n], {{kX, n == 0 ? x : parts[0].payload.at(kY)}});
+    ASSERT_TRUE(parts[n].status.ok()) << parts[n].status.error_message();
+  }
+  EXPECT_EQ(parts[1].payload.at(kY), whole.payload.at(kY));
+  // The second by its activations, the first by its inputs again.
+  const auto inner = Backward(token, 1, 1, parts[1].header, dy);
+  ASSERT_TRUE(inner.status.ok()) << inner.status.error_message();
+  v1::ModuleBackwardHeader again;
+  again.set_token(token);
+  again.set_sequence(1);
+  again.set_micro_batch(2);
+  again.set_want_dx(true);
+  *again.mutable_forward() = headers[0];
+  const auto outer = caller_.Backward(again, {{kX, x}, {kDy, inner.payload.at(kDx)}});
+  ASSERT_TRUE(outer.status.ok()) << outer.status.error_message();
+  EXPECT_EQ(outer.payload.at(kDx), dx.payload.at(kDx));
+  // The same micro-batch, but of other layers.
+  again.mutable_forward()->clear_end_layer();
+  EXPECT_EQ(ReasonOf(caller_.Backward(again, {{kX, x}, {kDy, inner.payload.at(kDx)}}).status),
+            "MICRO_BATCH_CONFLICT");
+}
+
+TEST_F(DaemonModules, GivesUpTheOldestActivationsWhereACallMakesRoom) {
+  const std::string token = Ready();
+  std::vector<v1::ModuleForwardResult> kept;
+  for (int n = 0; n < 5; ++n) {
+    v1::ModuleForwardHeader header = ForwardHeader(token, 1, 16, true);
+    header.set_makes_room(n == 4);
+    const auto forward = caller_.Forward(header, {{kX, Rows(16)}});
+    ASSERT_TRUE(forward.status.ok()) << forward.status.error_message();
+    kept.push_back(forward.header);
+  }
+  EXPECT_EQ(ReasonOf(Backward(token, 1, 0, kept[0], Rows(16)).status), "LEASE_LOST");
+  for (uint32_t n : {4, 3, 2, 1}) {
+    EXPECT_TRUE(Backward(token, 1, 4 - n, kept[n], Rows(16)).status.ok()) << n;
+  }
+}
+
 TEST_F(DaemonModules, ReservesMemoryAtRegisterAndLeavesRoomForAPut) {
   v1::RegisterModuleRequest request = SmallRegistration("m");
   request.set_dry_run(true);

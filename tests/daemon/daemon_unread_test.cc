@@ -8,36 +8,17 @@
 
 #include "attention/random_problem.h"
 #include "kernels/reference_backend.h"
+#include "tests/daemon/shut_peer.h"
 #include "tests/fixtures/daemon_counts.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/pipeline_fixture.h"
-#include "tests/fixtures/raw_http2.h"
 #include "tests/fixtures/wire_request.h"
 
 namespace attnd {
 namespace {
 
 constexpr int kConnections = 6, kCalls = 60;
-
-// A connection whose HTTP/2 window for each stream is 0: nothing of a reply may be sent on it.
-std::unique_ptr<RawHttp2> ShutPeer(const Daemon& daemon) {
-  auto peer = std::make_unique<RawHttp2>(daemon.address());
-  peer->Greet();
-  peer->Send(RawHttp2::kSettings, 0, 0, std::string("\0\x04\0\0\0\0", 6));
-  while (!peer->acknowledged()) peer->Read(100);
-  return peer;
-}
-
-void SendUnary(RawHttp2& peer, uint32_t stream, const std::string& request) {
-  peer.StartCall(stream, "/attnd.v1.Attention/Forward");
-  const std::string message =
-      RawHttp2::MessagePrefix(static_cast<uint32_t>(request.size())) + request;
-  for (size_t at = 0; at < message.size() && !peer.ended();) {
-    at += peer.SendData(stream, absl::string_view(message).substr(at));
-    if (at < message.size()) peer.Read(10);
-  }
-  peer.Send(RawHttp2::kData, RawHttp2::kEndStream, stream, "");
-}
+constexpr char kForward[] = "/attnd.v1.Attention/Forward";
 
 grpc::Status Call(v1::Attention::Stub& stub, const v1::ForwardRequest& request) {
   grpc::ClientContext context;
@@ -59,8 +40,9 @@ TEST(DaemonUnread, GivesTheMemoryOfUnaryRepliesBackThatNoPeerReads) {
   const std::string request = MakeForward(SmallProblem(16, 16), 1).SerializeAsString();
   std::vector<std::unique_ptr<RawHttp2>> peers;
   for (int n = 0; n < kConnections; ++n) {
-    peers.push_back(ShutPeer(daemon));
-    for (uint32_t call = 0; call < kCalls; ++call) SendUnary(*peers.back(), 2 * call + 1, request);
+    peers.push_back(Shut(daemon));
+    for (uint32_t call = 0; call < kCalls; ++call)
+      Ask(*peers.back(), 2 * call + 1, kForward, request);
   }
   for (auto& peer : peers) {
     while (peer->answers() < kCalls) peer->Read(100);  // the beginnings of the replies
@@ -82,8 +64,8 @@ TEST(DaemonUnread, CutsAReplyWhenTheLongestTimeOfACallIsOver) {
   ServerOptions options = TestOptions();
   options.admission.max_deadline = absl::Seconds(5);
   Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics(options), clock);
-  auto peer = ShutPeer(daemon);
-  SendUnary(*peer, 1, MakeForward(SmallProblem(64, 2), 1).SerializeAsString());
+  auto peer = Shut(daemon);
+  Ask(*peer, 1, kForward, MakeForward(SmallProblem(64, 2), 1).SerializeAsString());
   while (peer->answers() == 0) peer->Read(100);  // the reply's beginning
   clock.Advance(absl::Seconds(6));
   while (daemon.server().use().bytes != 0) std::this_thread::yield();
@@ -93,8 +75,8 @@ TEST(DaemonUnread, CutsAReplyWhenTheLongestTimeOfACallIsOver) {
 
 TEST(DaemonUnread, LeavesAReplyAloneThatIsReadAtLast) {
   Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics());
-  auto peer = ShutPeer(daemon);
-  SendUnary(*peer, 1, MakeForward(SmallProblem(64, 2), 1).SerializeAsString());
+  auto peer = Shut(daemon);
+  Ask(*peer, 1, kForward, MakeForward(SmallProblem(64, 2), 1).SerializeAsString());
   while (peer->answers() == 0) peer->Read(100);
   EXPECT_EQ(peer->bytes_of(1), 0);
   peer->Grant(1, 1 << 20);

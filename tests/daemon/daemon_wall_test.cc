@@ -1,7 +1,6 @@
 // What every call of every service has around it, whatever its method: room for what it holds,
 // taken before any work and held to the last byte of its reply; a watch over its peer; and places
 // that few callers cannot take all.
-#include <google/protobuf/descriptor.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -17,27 +16,12 @@
 #include "absl/time/clock.h"
 #include "proto/attnd/v1/module.pb.h"
 #include "tests/daemon/module_caller.h"
+#include "tests/daemon/shut_peer.h"
 #include "tests/fixtures/daemon_counts.h"
 #include "tests/fixtures/daemon_fixture.h"
-#include "tests/fixtures/raw_http2.h"
 
 namespace attnd {
 namespace {
-
-// "/attnd.v1.Attention/Forward" and the like: all that the protos say.
-std::vector<std::string> AllMethods() {
-  std::vector<std::string> methods;
-  for (const google::protobuf::FileDescriptor* file :
-       {v1::ForwardRequest::descriptor()->file(), v1::PutTensorsHeader::descriptor()->file()}) {
-    for (int s = 0; s < file->service_count(); ++s) {
-      for (int m = 0; m < file->service(s)->method_count(); ++m) {
-        methods.push_back(absl::StrCat("/", file->service(s)->full_name(), "/",
-                                       file->service(s)->method(m)->name()));
-      }
-    }
-  }
-  return methods;
-}
 
 // The status of a call of one empty message.
 grpc::Status CallEmpty(const std::shared_ptr<grpc::Channel>& channel, const std::string& method) {
@@ -79,27 +63,6 @@ TEST(DaemonWall, StandsAroundEveryMethodOfEveryService) {
     if (info.metadata().count("limit") == 0) continue;
     EXPECT_EQ(info.metadata().at("limit"), "call_bytes") << method;
   }
-}
-
-// A peer whose HTTP/2 windows let no byte of a reply through.
-std::unique_ptr<RawHttp2> Shut(const Daemon& daemon, const std::string& source = "127.0.0.1") {
-  auto peer = std::make_unique<RawHttp2>(daemon.address(), nullptr, source);
-  peer->Greet();
-  peer->Send(RawHttp2::kSettings, 0, 0, std::string("\0\x04\0\0\0\0", 6));
-  while (!peer->acknowledged()) peer->Read(100);
-  return peer;
-}
-
-void Ask(RawHttp2& peer, uint32_t stream, const std::string& method, const std::string& request,
-         const RawHttp2::Headers& headers = {}, bool ends = true) {
-  peer.StartCall(stream, method, headers);
-  const std::string message =
-      RawHttp2::MessagePrefix(static_cast<uint32_t>(request.size())) + request;
-  for (size_t at = 0; at < message.size() && !peer.ended();) {
-    at += peer.SendData(stream, absl::string_view(message).substr(at));
-    if (at < message.size()) peer.Read(10);
-  }
-  if (ends) peer.Send(RawHttp2::kData, RawHttp2::kEndStream, stream, "");
 }
 
 class Unread : public ::testing::Test {
@@ -216,9 +179,7 @@ TEST_F(Unread, StreamsWithoutAMessageTakeNoPlace) {
     for (uint32_t n = 0; n < 60; ++n) {
       peer->StartCall(2 * n + 1, "/attnd.v1.Modules/PutTensors");
     }
-    const int pongs = peer->pongs();
-    peer->Send(RawHttp2::kPing, 0, 0, "12345678");
-    while (peer->pongs() == pongs) peer->Read(100);  // all have come
+    Settle(*peer);  // all have come
   }
   for (int n = 0; n < 50; ++n) {
     v1::GetModuleResponse response;

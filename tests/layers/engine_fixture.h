@@ -86,6 +86,43 @@ class EngineUnderTest {
             Tensors(TensorRole::kGradient)};
   }
 
+  // As Run, each layer by a call of its own: all forward, then all backward.
+  Results RunLayers(const ModuleInputs& inputs, const Numbers& dy) {
+    const ModuleGraph& graph = module_->graph;
+    const auto bytes_before = [&](int64_t layer) {
+      return inputs.rows.rows() * graph.layout().width * ElementBytes(graph.BorderElement(layer));
+    };
+    const Bytes memory = BytesOf(inputs.memory, graph.layout().element);
+    Bytes x = BytesOf(inputs.x, graph.x_element()), d_memory(memory.size());
+    std::vector<ActivationId> kept;
+    for (int64_t layer = 0; layer < graph.layers(); ++layer) {
+      Bytes y(bytes_before(layer + 1), std::byte{0xff});
+      kept.push_back(Value(instance_->Forward({.rows = &inputs.rows,
+                                               .dropout = inputs.dropout,
+                                               .x = x,
+                                               .memory = memory,
+                                               .mask_bits = inputs.mask_bits,
+                                               .keep = true,
+                                               .layers = {layer, layer + 1},
+                                               .y = absl::MakeSpan(y)})));
+      x = std::move(y);
+    }
+    Bytes d_out = BytesOf(dy, graph.y_element());
+    for (int64_t layer = graph.layers() - 1; layer >= 0; --layer) {
+      Bytes dx(bytes_before(layer), std::byte{0xff});
+      const bool adds = !memory.empty() && layer + 1 < graph.layers();
+      CheckOk(instance_->Backward({.activation = kept[layer],
+                                   .dy = d_out,
+                                   .dx = absl::MakeSpan(dx),
+                                   .d_memory = absl::MakeSpan(d_memory),
+                                   .add_d_memory = adds}));
+      instance_->DropActivation(kept[layer]);
+      d_out = std::move(dx);
+    }
+    return {NumbersOf(x, graph.y_element()), NumbersOf(d_out, graph.x_element()),
+            NumbersOf(d_memory, graph.layout().element), Tensors(TensorRole::kGradient)};
+  }
+
   // Of each entry; empty where it has none.
   std::vector<Numbers> Tensors(TensorRole role) const {
     std::vector<Numbers> tensors;

@@ -9,18 +9,21 @@ import attnd.torch
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, layers=3):
         super().__init__()
         self.inp, self.head = nn.Linear(8, 16), nn.Linear(16, 4)
         self.layers = nn.ModuleList([
             nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Dropout(0.0), nn.Linear(24, 16), nn.LayerNorm(16))
-            for _ in range(3)])
+            for _ in range(layers)])
+        self.skipped, self.gated, self.collects = (), None, False
 
     def forward(self, x):
-        x = self.inp(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
+        x, states = self.inp(x), []
+        for n, layer in enumerate(self.layers):
+            if n not in self.skipped:
+                x = x + torch.sigmoid(x.mean()) * layer(x) if n == self.gated else layer(x)
+                states += [x] if self.collects else []
+        return self.head(x + sum(states))
 
 
 class Twin:
@@ -177,6 +180,37 @@ def zero_one(draw):
 def freeze(draw):
     word, how = draw.choice(["layers.0", "layers.2.3", "bias", "inp"]), draw.random() < 0.5
     return lambda twin: [p.requires_grad_(how) for n, p in twin.net.named_parameters() if word in n]
+
+
+@action(2)
+def change_loop(draw):
+    skipped, gated, collects = draw.choice([(), (), (0,), (1,), (0, 2)]), draw.choice([None, 0, 1]), draw.random() < 0.3
+
+    def act(twin):
+        twin.net.skipped, twin.net.gated, twin.net.collects = skipped, gated, collects
+    return act
+
+
+@action()
+def gradient_of_a_state(draw):
+    x, _ = data(draw, 2, 3)
+
+    def act(twin):
+        first = twin.net.layers[0](twin.net.inp(x))
+        twin.seen, = torch.autograd.grad(twin.net.layers[2](first).square().sum(), first)
+    return act
+
+
+@action()
+def look_later(draw):
+    x, _ = data(draw, 2, 3)
+
+    def act(twin):
+        late = twin.net.layers[0](twin.net.inp(x))
+        for one in twin.optimizers:
+            one.step()
+        twin.seen = late.detach().clone()
+    return act
 
 
 @action()

@@ -2,6 +2,7 @@
 import math
 import os
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -35,13 +36,17 @@ def spellings(cell):
     return [code for code in re.findall(r"`([^`]+)`", cell) if code.startswith("m.")]
 
 
-def test_the_example_makes_a_mask_and_calls(client):
-    block = [line[4:] for line in TEXT.split("\n\n")[2].split("\n")]
-    rng = np.random.default_rng(1)
-    names = {"client": client, **{name: rng.standard_normal((1, 2, 600, 16)).astype(np.float32) for name in "qkv"}}
-    exec("\n".join(block), names)
-    assert len(block) == 3 and np.isfinite(names["r"].out).all()
-    assert m.count(names["mask"], 600) < 600 * 601 // 2
+def test_pictures_are_of_these_masks(tmp_path):
+    """`./dev docs` draws them; each kind of the table is on the first."""
+    sys.path.insert(0, os.path.join(ROOT, "tools/documents"))
+    import mask_pictures
+    mask_pictures.main(str(tmp_path))
+    for name in mask_pictures.PICTURES:
+        with open(os.path.join(ROOT, f"docs/pictures/{name}.svg"), encoding="utf-8") as file:
+            assert (tmp_path / f"{name}.svg").read_text() == file.read(), f"{name}: run ./dev docs"
+    drawn = {title.split("(")[0] for title in mask_pictures.KINDS}
+    kinds = {code.split("(")[0] for row in table("What each one shows") for code in re.findall(r"`([^`]+)`", row[0])}
+    assert drawn == kinds - {"all_"}
 
 
 @pytest.mark.parametrize("row", table("Known masks"), ids=lambda row: row[0])

@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 from test_module_layouts import reference_results  # noqa: E402
 
 import attnd.torch  # noqa: E402
-from attnd.modules import stack  # noqa: E402
+from attnd.modules import chain, stack  # noqa: E402
 from attnd.modules.layers import Variant  # noqa: E402
 from attnd.modules.parts import Parts  # noqa: E402
 from attnd.modules import Module  # noqa: E402
@@ -76,8 +76,8 @@ def check(tmp_path, monkeypatch, capsys):
                     layer.linear1.bias.copy_(signs * WIDTH ** 0.5)
             for tensor in (tensor for layer in layers for tensor in layer.parameters()):
                 tensor.copy_(tensor.to(dtype).float())
-        sent, adapt = [], stack.adapt
-        monkeypatch.setattr(stack, "adapt", lambda *arguments: sent.append(adapt(*arguments)) or sent[-1])
+        sent, adapt = [], chain.adapt
+        monkeypatch.setattr(chain, "adapt", lambda *arguments: sent.append(adapt(*arguments)) or sent[-1])
         remote = attnd.torch.offload(nn.ModuleList(copy.deepcopy(layers)), optimizer="local",
                                      precision=None if element == "f32" else element)
         ours = results(remote, call, x, memory, dy, torch.float32)

@@ -96,8 +96,23 @@ def every_norm_is_of_order_2(patch):
     patch.setattr(stepping.Stepping, "gradient_norm", lambda self, name, order: real(self, name, 2))
 
 
-def layers_may_be_left_out(patch):
-    patch.setattr(chain, "_refuse", lambda what: None)
+def layers_that_are_left_out_run(patch):
+    real = chain.Run
+    patch.setattr(chain, "Run", lambda stack, module, versions, call, layers: real(stack, module, versions, call,
+                                                                                    (0, len(stack))))
+
+
+def layers_that_are_left_out_have_gradients(patch):
+    real = stack.RemoteStack.names_of
+    patch.setattr(stack.RemoteStack, "names_of", lambda self, layers: real(self, (0, len(self))))
+
+
+def gradients_of_inputs_reach_the_weights(patch):
+    patch.setattr(stack.RemoteStack, "wants_gradients", lambda self: True)
+
+
+def what_was_called_is_computed_late(patch):
+    patch.setattr(stack.RemoteStack, "run_pending", lambda self: None)
 
 
 def loaded_weights_stay_here(patch):
@@ -139,7 +154,8 @@ def lent_weights_do_not_come_back(patch):
 
 SERVER = [zero_is_none, options_of_the_first_step, one_count_of_steps, moments_of_frozen_parameters_are_lost,
           steps_of_cleared_gradients, layers_are_described_once, freezing_is_not_seen, writes_of_parameters_do_nothing,
-          changes_of_gradients_do_nothing, every_norm_is_of_order_2, layers_may_be_left_out, loaded_weights_stay_here,
+          changes_of_gradients_do_nothing, every_norm_is_of_order_2, layers_that_are_left_out_run, layers_that_are_left_out_have_gradients,
+          gradients_of_inputs_reach_the_weights, what_was_called_is_computed_late, loaded_weights_stay_here,
           hooks_are_taken_and_not_run, one_forgotten_gradient_is_stepped, one_forgotten_gradient_comes_again,
           multipliers_are_left_out, unscaled_gradients_are_added_to, lent_weights_do_not_come_back]
 

@@ -15,7 +15,7 @@ REFERENCE = os.path.join(ROOT, "bazel-bin/tests/fixtures/module_reference")
 
 @pytest.fixture(scope="module")
 def pb(tmp_path_factory):
-    """The messages of module.proto, beside the package attnd as docs/python.md says."""
+    """The messages of module.proto, beside the package attnd as docs/numpy.md says."""
     made = tmp_path_factory.mktemp("generated")
     protos = [f"attnd/v1/{name}.proto" for name in ("module", "attention", "capture", "mask")]
     subprocess.run(["protoc", "-I.", f"--python_out={made}", *protos], cwd=os.path.join(ROOT, "proto"), check=True)

@@ -433,8 +433,19 @@ def test_transformers_models_run_with_their_masks(daemon, kind):
             ours, theirs = [model(tokens, attention_mask=mask).last_hidden_state for model in (there, here)]
             seen = slice(None) if mask is None else mask.bool()
             torch.testing.assert_close(ours[seen], theirs[seen], rtol=1e-4, atol=1e-5)
-    with pytest.raises(attnd.Unimplemented, match="output_hidden_states"):
-        there(tokens, output_hidden_states=True)
+    states, gradients = [], []
+    for model in (here, there):
+        model.zero_grad()
+        found = model(tokens, output_hidden_states=True).hidden_states
+        sum(state.square().mean() * (n + 1) for n, state in enumerate(found)).backward()
+        states.append(found)
+        gradients.append(model.get_input_embeddings().weight.grad)
+    assert len(states[0]) == len(states[1]) == 3
+    for one, other in zip([*states[0], gradients[0]], [*states[1], gradients[1]]):
+        torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4)
+    for model in (there, there.base_model):
+        with pytest.raises(attnd.Unimplemented, match="output_attentions"):
+            model(tokens, output_attentions=True)
     assert set(there.state_dict()) == set(here.state_dict())
 
 

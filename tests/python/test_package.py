@@ -4,6 +4,7 @@ import json
 import os
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -211,3 +212,26 @@ def test_types_are_strictly_checked():
 def test_results_of_both_sides_are_numpy_arrays(client):
     q = np.ones((1, 1, 4, 8), np.float16)
     assert type(client.forward(q, q, q).out) is np.ndarray
+
+
+def readme_blocks(kind):
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+        return re.findall(rf"^```{kind}\n(.*?)^```$", file.read(), re.M | re.S)
+
+
+def test_readme_installs_and_trains_in_a_new_environment(wheel, tmp_path, daemon):
+    """The block that installs, in a folder with the wheel and without an index: PyTorch and NumPy are those of this run."""
+    pytest.importorskip("torch")
+    block, = [block for block in readme_blocks("sh") if "pip install" in block]
+    assert block.count(" torch\n") == 1 and "python3 -m venv" in block
+    block = re.sub(r"(pip install \S+) torch", r"\1 --no-deps --no-index -q --disable-pip-version-check", block)
+    shutil.copy(wheel, tmp_path)
+    program, = readme_blocks("python")
+    (tmp_path / "train.py").write_text(program.replace("127.0.0.1:7070", daemon.address))
+    packages = os.pathsep.join(path for path in sys.path if path.endswith("frameworks"))
+    script = f"set -e\n{block}\nPYTHONPATH={packages} OMP_NUM_THREADS=1 python train.py"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("ATTND_", "PYTHON"))}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env={**environment, "ATTND_ADDRESS": daemon.address},
+                          capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"step 100: loss 0\.0", done.stdout) and (tmp_path / "attnd-env/bin/attnctl").exists()

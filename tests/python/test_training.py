@@ -62,6 +62,7 @@ def test_program_prints_and_plots_the_curves(tmp_path):
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "attnd, cpu engine: final losses differ by" in done.stdout
+    assert "attnd, cpu engine: the daemon was killed before step 3 and started again; the run went on" in done.stdout
     if train_gpt.plot(str(tmp_path / "here.png"), CURVES):  # matplotlib may be there and not fit NumPy
         assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     else:
@@ -85,6 +86,16 @@ def test_curves_are_plotted_where_matplotlib_is_installed(tmp_path):
     pixels = image.imread(tmp_path / "loss.png")[..., :3]
     colours = {tuple(colour) for colour in np.round(pixels.reshape(-1, 3) * 255).astype(int)}
     assert {(31, 119, 180), (255, 127, 14)} <= colours  # matplotlib's first two: curves that coincide are both seen
+
+
+def test_a_kill_is_drawn(tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    columns = []
+    for kill_at in (None, 20):
+        assert train_gpt.plot(str(tmp_path / "loss.png"), CURVES, kill_at)
+        black = image.imread(tmp_path / "loss.png")[..., :3].sum(-1) < 1.5
+        columns.append((black.sum(0) > 0.2 * len(black)).sum())  # besides the axes
+    assert columns[1] > columns[0]
 
 
 def test_nothing_is_plotted_without_matplotlib(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@
 //     bazel-bin/tools/benchmarks/module_latency bazel-bin/server/attnd [FLAG OF attnd]...
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "client/attention_client.h"
@@ -24,37 +26,57 @@ namespace attnd {
 namespace {
 
 constexpr int64_t kRows = 128, kWidth = 64;
+constexpr int64_t kLargeRows = 1536, kLargeWidth = 4096, kLargeCalls = 60;
 
 Problem OneHead() { return PlainProblem(1, 1, kRows, kWidth); }
 
-v1::RegisterModuleRequest OneLinear() {
+v1::RegisterModuleRequest OneLayer(const std::string& name, int64_t rows, int64_t width) {
   v1::RegisterModuleRequest request;
-  request.set_name("linear");
+  request.set_name(name);
   v1::ModuleLayout& layout = *request.mutable_layout();
   layout.set_version(1);
-  layout.set_width(kWidth);
+  layout.set_width(static_cast<uint32_t>(width));
   layout.set_element(v1::ELEMENT_FLOAT32);
   layout.set_parameter_element(v1::ELEMENT_FLOAT32);
   v1::Block& block = *layout.add_block();
-  v1::Parameter& weight = *block.add_parameter();
-  weight.set_name("weight");
-  weight.add_shape(kWidth);
-  weight.add_shape(kWidth);
-  block.add_op()->mutable_linear();
+  block.add_parameter()->set_name("weight");
+  block.mutable_parameter(0)->add_shape(static_cast<uint32_t>(width));
   layout.add_layer();
-  request.mutable_optimizer()->mutable_none();
-  request.mutable_limits()->set_max_rows(kRows);
+  request.mutable_limits()->set_max_rows(static_cast<uint64_t>(rows));
   return request;
 }
 
-SentPut Weights() {
+v1::RegisterModuleRequest OneLinear() {
+  v1::RegisterModuleRequest request = OneLayer("linear", kRows, kWidth);
+  v1::Block& block = *request.mutable_layout()->mutable_block(0);
+  block.mutable_parameter(0)->add_shape(kWidth);
+  block.add_op()->mutable_linear();
+  request.mutable_optimizer()->mutable_none();
+  return request;
+}
+
+v1::RegisterModuleRequest OneNorm() {
+  v1::RegisterModuleRequest request = OneLayer("norm", kLargeRows, kLargeWidth);
+  v1::Norm& norm = *request.mutable_layout()->mutable_block(0)->add_op()->mutable_norm();
+  norm.set_kind(v1::NORM_KIND_RMS);
+  norm.set_epsilon(1e-5F);
+  norm.set_weight(0);
+  request.mutable_optimizer()->mutable_sgd();
+  request.mutable_limits()->set_kept_rows(static_cast<uint64_t>(kLargeRows));
+  return request;
+}
+
+SentPut Weights(const std::vector<uint32_t>& shape) {
   SentTensor tensor;
   tensor.header.set_kind(v1::TENSOR_KIND_WEIGHT);
   tensor.header.set_name("weight");
   tensor.header.set_element(v1::ELEMENT_FLOAT32);
-  tensor.header.add_shape(kWidth);
-  tensor.header.add_shape(kWidth);
-  tensor.bytes = std::make_shared<const std::string>(kWidth * kWidth * sizeof(float), '\0');
+  size_t numbers = 1;
+  for (const uint32_t side : shape) {
+    tensor.header.add_shape(side);
+    numbers *= side;
+  }
+  tensor.bytes = std::make_shared<const std::string>(numbers * sizeof(float), '\0');
   SentPut put;
   put.tensors.push_back(std::move(tensor));
   put.commit.set_complete(true);
@@ -71,7 +93,7 @@ void Measure(const std::string& title, const std::string& address, const ServerP
   auto made = ModuleClient(**client).Register(OneLinear(), {}, 0);
   CHECK(made.ok()) << made.status();
   RemoteModule& module = *made->module;
-  CHECK(module.Put(Weights(), {}).ok());
+  CHECK(module.Put(Weights({kWidth, kWidth}), {}).ok());
   v1::ModuleForwardHeader header;
   header.mutable_rows()->set_batch(1);
   header.mutable_rows()->set_length(kRows);
@@ -94,6 +116,43 @@ void Measure(const std::string& title, const std::string& address, const ServerP
   Compare(title, ways);
 }
 
+void Print(const char* name, std::vector<double>& milliseconds) {
+  std::sort(milliseconds.begin(), milliseconds.end());
+  std::printf("  %-9s p10 %7.2f  median %7.2f  p90 %7.2f ms\n", name,
+              milliseconds[milliseconds.size() / 10], milliseconds[milliseconds.size() / 2],
+              milliseconds[milliseconds.size() * 9 / 10]);
+}
+
+void MeasureLarge(const std::string& title, const std::string& address) {
+  auto client = AttentionClient::Connect({.addresses = {address}, .wait_for_ready = true});
+  CHECK(client.ok());
+  auto made = ModuleClient(**client).Register(OneNorm(), {}, 0);
+  CHECK(made.ok()) << made.status();
+  RemoteModule& module = *made->module;
+  CHECK(module.Put(Weights({kLargeWidth}), {}).ok());
+  v1::ModuleForwardHeader header;
+  header.mutable_rows()->set_batch(1);
+  header.mutable_rows()->set_length(kLargeRows);
+  std::vector<std::byte> x(kLargeRows * kLargeWidth * sizeof(float)), y(x.size()), dx(x.size());
+  std::vector<double> forward, backward;
+  for (int n = -5; n < kLargeCalls; ++n) {
+    header.set_training(true);
+    std::unique_ptr<RemoteModule::Activations> kept;
+    const absl::Time begun = absl::Now();
+    absl::Status done = module.Forward(header, {.x = x}, absl::MakeSpan(y), {}, &kept);
+    CHECK(done.ok()) << done;
+    const absl::Time middle = absl::Now();
+    done = module.Backward(*kept, y, true, {.dx = absl::MakeSpan(dx)}, {});
+    CHECK(done.ok()) << done;
+    if (n < 0) continue;
+    forward.push_back(absl::ToDoubleMilliseconds(middle - begun));
+    backward.push_back(absl::ToDoubleMilliseconds(absl::Now() - middle));
+  }
+  std::printf("%s\n", title.c_str());
+  Print("forward", forward);
+  Print("backward", backward);
+}
+
 int Main(int argc, char** argv) {
   if (argc < 2) {
     std::fprintf(stderr, "usage: %s path/to/attnd [flag of attnd]...\n", argv[0]);
@@ -107,6 +166,7 @@ int Main(int argc, char** argv) {
         "error", "--drain_delay", "0"};
     attnd.insert(attnd.end(), argv + 2, argv + argc);
     ServerProcess daemon(attnd);
+    MeasureLarge(unix_socket ? "25 MB each way, unix socket" : "25 MB each way, TCP", address);
     Measure(unix_socket ? "128 rows, unix socket" : "128 rows, TCP", address, daemon);
   }
   return 0;

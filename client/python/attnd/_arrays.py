@@ -79,7 +79,7 @@ def to_float32(tensor: Tensor) -> Array:
 
 
 def integers(field: str, value: object, low: int, high: int, shape: Optional[Tuple[int, ...]] = None) -> Array:
-    """A list or array of integers as contiguous int32, each within low..high."""
+    """A list or array of integers as a contiguous int32 copy, each within low..high."""
     array = host(field, value)
     if array.dtype.kind not in "iu":
         raise wrong(field, "integers", f"an array of {array.dtype}")
@@ -88,7 +88,7 @@ def integers(field: str, value: object, low: int, high: int, shape: Optional[Tup
     if array.size and (int(array.min()) < low or int(array.max()) > high):
         outside = array[(array < low) | (array > high)]
         raise wrong(field, f"{low}..{high}", int(outside.flat[0]))
-    return np.ascontiguousarray(array, dtype=np.int32)
+    return np.array(array, dtype=np.int32, order="C")
 
 
 def host(field: str, value: object) -> Array:
@@ -102,11 +102,11 @@ def host(field: str, value: object) -> Array:
 
 
 def finite_floats(field: str, value: object) -> Array:
-    """A list or array of finite numbers as contiguous float32."""
+    """A list or array of finite numbers as a contiguous float32 copy."""
     if hasattr(value, "detach"):  # a torch tensor
         value = value.detach().cpu().float().numpy()
     try:
-        array = np.ascontiguousarray(np.asarray(value), dtype=np.float32)
+        array = np.array(value, dtype=np.float32, order="C")
     except (TypeError, ValueError):
         raise wrong_type(field, "an array of numbers", value) from None
     if not np.isfinite(array).all():

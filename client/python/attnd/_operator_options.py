@@ -163,10 +163,11 @@ def check_precision(precision: Optional[Precision]) -> Optional[Precision]:
 
 
 def numbers(name: str, value: Optional[Numbers]) -> Optional[Tensor]:
-    if value is None or isinstance(value, Tensor):
-        return value
+    """A copy, which is the backward's too."""
+    if value is None:
+        return None
     try:
-        return torch.as_tensor(value, device="cpu")
+        return (value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")).clone()
     except (TypeError, ValueError, RuntimeError):
         raise wrong_type(name, "a tensor or a list of numbers", value) from None
 

@@ -49,7 +49,7 @@ def offload(model: torch.nn.Module, address: Union[str, Sequence[str], Client], 
     Qwen2 and Qwen3, Gemma) on the daemon at `address`: docs/MODULES.md. The model is changed, and used as before.
 
     options: attnd.torch.offload's. connection: attnd.connect's. The model's cache is switched off, since a stack keeps no
-    keys and values; output_attentions and output_hidden_states raise. Raises TypeError where no layer can be offloaded.
+    keys and values; output_attentions raises. Raises TypeError where no layer can be offloaded.
     """
     from .modules.models import MODELS
     found = [(owner, name, child) for owner in model.modules() for name, child in owner.named_children()
@@ -62,7 +62,7 @@ def offload(model: torch.nn.Module, address: Union[str, Sequence[str], Client], 
     for (owner, name, _), stack in zip(found, made):
         setattr(owner, name, stack)
     _switch_off_caches(model)
-    model.register_forward_pre_hook(_refuse_inner_outputs, with_kwargs=True)
+    model.register_forward_pre_hook(_refuse_attentions, with_kwargs=True)
     return made
 
 
@@ -88,11 +88,11 @@ def _save_pretrained(model: Any, *arguments: Any, **keywords: Any) -> Any:
             config.use_cache = False
 
 
-def _refuse_inner_outputs(model: Any, _: Tuple[Any, ...], keywords: Dict[str, Any]) -> None:
-    for name in ("output_attentions", "output_hidden_states"):
-        wanted = keywords.get(name)
-        if wanted or (wanted is None and getattr(model.config, name, False)):
-            raise Unimplemented(f"{name}: expected False: what is inside a remote stack stays there", field=name)
+def _refuse_attentions(model: Any, _: Tuple[Any, ...], keywords: Dict[str, Any]) -> None:
+    wanted = keywords.get("output_attentions")
+    if wanted or (wanted is None and getattr(model.config, "output_attentions", False)):
+        raise Unimplemented("output_attentions: expected False: what is inside a layer on a daemon stays there",
+                            field="output_attentions")
 
 
 def _attention_of(server: str) -> Callable[..., Tuple[Tensor, None]]:

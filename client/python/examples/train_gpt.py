@@ -111,7 +111,7 @@ class Daemon:
         self._program, self._backend = program, backend
         self._folder = tempfile.TemporaryDirectory()
         self.metrics_port_file = os.path.join(self._folder.name, "metrics_port")
-        self.address = "127.0.0.1:0"
+        self.address, self.kills = "127.0.0.1:0", 0
         self.start()
 
     def start(self) -> None:
@@ -135,6 +135,7 @@ class Daemon:
 
     def kill_and_restart(self) -> None:
         self.stop(signal.SIGKILL)
+        self.kills += 1
         self.start()
 
 
@@ -152,17 +153,21 @@ def show(curves, every: int) -> None:
         print(f"{step:4}  " + "  ".join(f"{losses[step]:22.6f}" for losses in curves.values()))
 
 
-def plot(path: str, curves) -> bool:
-    """Draws {name: losses} over the step; False where matplotlib is not installed."""
+def plot(path: str, curves, kill_at: Optional[int] = None, window: int = 1) -> bool:
+    """Draws {name: losses} over the step, as means of `window` steps, and where daemons were killed; False without
+    matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
     axes = Figure(figsize=(8, 4.8), layout="constrained").subplots()
-    axes.set(xlabel="step", ylabel="loss")
+    axes.set(xlabel="step", ylabel="loss" if window == 1 else f"loss (mean of {window} steps)")
     axes.grid(alpha=0.3)
     for n, (name, losses) in enumerate(curves.items()):  # wide below narrow: curves that coincide are all seen
-        axes.plot(losses, label=name, linewidth=2 * (len(curves) - n))
+        smooth = np.convolve(losses, np.ones(window) / window, "valid")
+        axes.plot(np.arange(window - 1, len(losses)), smooth, label=name, linewidth=1.4 * (len(curves) - n))
+    if kill_at is not None:
+        axes.axvline(kill_at, color="black", linestyle=":", label=f"step {kill_at}: daemon killed, started again")
     axes.legend()
     axes.figure.savefig(path)
     return True
@@ -214,6 +219,8 @@ def train_with(engine: Engine, chosen: argparse.Namespace, settings: Settings, t
     losses = train_remotely(settings, text, daemon.address if daemon else chosen.address, at_step, engine.precision)
     if daemon is not None:
         daemon.stop()
+    if daemon is not None and daemon.kills:
+        print(f"{engine.name}: the daemon was killed before step {chosen.kill_at} and started again; the run went on")
     return losses
 
 
@@ -237,7 +244,7 @@ def compare(chosen: argparse.Namespace, settings: Settings, text: str) -> bool:
         print(f"{engine.name}: final losses differ by {difference:.1e}; {settings.steps} steps in "
               f"{seconds[engine.name]:.1f} s" + (f", tensors as {engine.precision}" if engine.precision else ""))
     if chosen.plot:
-        plotted = plot(chosen.plot, curves)
+        plotted = plot(chosen.plot, curves, chosen.kill_at)
         print(f"curves: {chosen.plot}" if plotted else f"no {chosen.plot}: matplotlib is not installed")
     return alike
 

@@ -130,6 +130,8 @@ def main() -> int:
         daemon = Daemon(chosen.daemon, "cpu")
         there, seconds, sent = train_there(settings, text, causal, daemon, chosen.kill_at, f"{name} on attnd")
         daemon.stop()
+        if daemon.kills:
+            print(f"{name}: the daemon was killed before step {chosen.kill_at} and started again; the run went on")
         curves.update({f"{name} here": here, f"{name} on attnd": there})
         difference = abs(there[-1] - here[-1]) / here[-1]
         alike = alike and difference <= 1e-4
@@ -139,8 +141,9 @@ def main() -> int:
                         f"{4 * tensor / 1024:.0f}; its attention calls alone {12 * settings.layers * tensor / 1024:.0f})"))
     show(curves, max(1, settings.steps // 10))
     print("\n".join(lines))
+    print("Layers this small are slower on a daemon of the same host: it has no faster processor, and tensors travel.")
     if chosen.plot:
-        plotted = plot(chosen.plot, curves)
+        plotted = plot(chosen.plot, curves, chosen.kill_at, window=5)
         print(f"curves: {chosen.plot}" if plotted else f"no {chosen.plot}: matplotlib is not installed")
     return 0 if alike else 1
 

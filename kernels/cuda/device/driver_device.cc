@@ -1,6 +1,7 @@
 #include "kernels/cuda/device/driver_device.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <iterator>
@@ -12,9 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
-#include "kernels/cuda/driver/memory_pool.h"
 #include "kernels/cuda/device/device_wait.h"
 #include "kernels/cuda/device/launch_turns.h"
+#include "kernels/cuda/driver/memory_pool.h"
 #include "kernels/cuda/library/embedded_kernels.h"
 #include "kernels/cuda/library/kernel_library.h"
 
@@ -29,7 +30,11 @@ constexpr int64_t kBounceBytes = int64_t{1} << 20;
 
 // What a launch needs besides memory, made at the start.
 struct Slot {
-  Event upload_begin, upload_end, kernel_begin, kernel_end, download_begin, download_end;
+  struct Slice {
+    Event begin, end;
+  };
+  Event upload_begin, upload_end, later_upload_end, download_begin, download_end;
+  std::array<Slice, LaunchTurns::kDepth> slices;  // at work, in turns
   PinnedMemory bounce;
 };
 
@@ -195,9 +200,9 @@ class DriverLaunch final : public DeviceLaunch {
     device_.context_.MakeCurrent().IgnoreError();
     // Nothing may be at work on this memory when it is given back; a lost device works no more. A
     // slice may have been enqueued in part.
-    if (has_turn_) device_.compute_.ref().Record(slot_->kernel_end).IgnoreError();
+    if (begun_ > ended_) device_.compute_.ref().Record(SliceAt(begun_ - 1).end).IgnoreError();
     if (!finished_) Settle().IgnoreError();
-    EndTurn();
+    while (begun_ > ended_) EndTurn();
     device_.GiveBack(slot_, std::move(block_), use_);
   }
 
@@ -249,7 +254,11 @@ class DriverLaunch final : public DeviceLaunch {
   StreamRef Down() const { return device_.download_.ref(); }
   absl::Status BeginUpload();
   absl::Status EndUpload();
+  const Event& UploadEnd() const {
+    return begun_ == 0 ? slot_->upload_end : slot_->later_upload_end;
+  }
   absl::Status BeginDownload();
+  absl::Status TakeTurn();
   absl::Status Enqueue(absl::Span<const KernelStep> steps);
   absl::Status EnqueueStep(const KernelStep& step);
   absl::Status EndSlice();
@@ -259,8 +268,12 @@ class DriverLaunch final : public DeviceLaunch {
     if (!seconds.ok()) return device_.Seen(seconds.status());
     return seconds;
   }
+  const Slot::Slice& SliceAt(int64_t number) const {
+    return slot_->slices[static_cast<size_t>(number % LaunchTurns::kDepth)];
+  }
   void EndTurn() {
-    if (std::exchange(has_turn_, false)) device_.turns_.Give();
+    ++ended_;
+    device_.turns_.Give();
   }
 
   DriverDevice& device_;
@@ -271,20 +284,24 @@ class DriverLaunch final : public DeviceLaunch {
   int64_t bounced_ = 0;  // bytes of the bounce memory in use
   int64_t uploaded_bytes_ = 0, downloaded_bytes_ = 0;
   DeviceTimes times_;
-  bool uploading_ = false, upload_ended_ = false, downloading_ = false;
-  bool has_turn_ = false;  // a slice is enqueued and not yet waited for
-  bool computed_ = false, finished_ = false;
+  // uploading_: since the last slice or UploadEnd; upload_is_at_work_: no slice waits for it yet.
+  bool is_upload_counted_ = false, uploading_ = false, upload_is_at_work_ = false;
+  bool downloading_ = false;
+  int64_t begun_ = 0, ended_ = 0;  // slices: between them those that are enqueued, with a turn each
+  bool finished_ = false;
 };
 
 absl::Status DriverLaunch::BeginUpload() {
-  if (std::exchange(uploading_, true)) return absl::OkStatus();
+  uploading_ = true;
+  if (begun_ > 0 || std::exchange(is_upload_counted_, true)) return absl::OkStatus();
   return device_.Seen(Up().Record(slot_->upload_begin));
 }
 
+// What goes up after the first slice is not counted: it is small, and kernels run meanwhile.
 absl::Status DriverLaunch::EndUpload() {
-  RETURN_IF_ERROR(BeginUpload());
-  upload_ended_ = true;
-  return device_.Seen(Up().Record(slot_->upload_end));
+  uploading_ = false;
+  upload_is_at_work_ = true;
+  return device_.Seen(Up().Record(UploadEnd()));
 }
 
 absl::Status DriverLaunch::UploadCopy(uint64_t to, const void* from, int64_t bytes) {
@@ -292,7 +309,7 @@ absl::Status DriverLaunch::UploadCopy(uint64_t to, const void* from, int64_t byt
   for (int64_t left = bytes; left > 0;) {
     if (bounced_ == kBounceBytes) {  // only for lists of tens of thousands of tiles
       RETURN_IF_ERROR(EndUpload());
-      RETURN_IF_ERROR(device_.Seen(WaitFor(slot_->upload_end)));
+      RETURN_IF_ERROR(device_.Seen(WaitFor(UploadEnd())));
       bounced_ = 0;
     }
     const int64_t size = std::min(left, kBounceBytes - bounced_);
@@ -310,27 +327,36 @@ absl::Status DriverLaunch::UploadCopy(uint64_t to, const void* from, int64_t byt
 
 absl::StatusOr<bool> DriverLaunch::Run(absl::Span<const KernelStep> steps,
                                        const std::function<bool()>& wanted) {
-  if (!computed_) RETURN_IF_ERROR(EndUpload());
-  RETURN_IF_ERROR(EndSlice());
-  device_.turns_.Take();
-  has_turn_ = true;
-  if (device_.lost_) return DeviceLost(absl::InternalError("the GPU was lost"));
-  if (!wanted()) {
-    EndTurn();
+  if (uploading_) RETURN_IF_ERROR(EndUpload());
+  RETURN_IF_ERROR(TakeTurn());
+  const bool is_lost = device_.lost_;
+  if (is_lost || !wanted()) {
+    device_.turns_.Give();
+    if (is_lost) return DeviceLost(absl::InternalError("the GPU was lost"));
     return false;
   }
   RETURN_IF_ERROR(device_.Seen(Enqueue(steps)));
   return true;
 }
 
+// Slices at work hold one each.
+absl::Status DriverLaunch::TakeTurn() {
+  if (begun_ - ended_ == LaunchTurns::kDepth) RETURN_IF_ERROR(EndSlice());
+  if (begun_ > ended_ && device_.turns_.TryTake()) return absl::OkStatus();
+  while (begun_ > ended_) RETURN_IF_ERROR(EndSlice());
+  device_.turns_.Take();
+  return absl::OkStatus();
+}
+
 absl::Status DriverLaunch::Enqueue(absl::Span<const KernelStep> steps) {
   StreamRef compute = device_.compute_.ref();
   absl::MutexLock lock(&device_.compute_mutex_);
-  if (!computed_) RETURN_IF_ERROR(compute.Wait(slot_->upload_end));
-  computed_ = true;
-  RETURN_IF_ERROR(compute.Record(slot_->kernel_begin));
+  const Event& uploaded = UploadEnd();
+  const Slot::Slice& slice = SliceAt(begun_++);
+  if (std::exchange(upload_is_at_work_, false)) RETURN_IF_ERROR(compute.Wait(uploaded));
+  RETURN_IF_ERROR(compute.Record(slice.begin));
   for (const KernelStep& step : steps) RETURN_IF_ERROR(EnqueueStep(step));
-  return compute.Record(slot_->kernel_end);
+  return compute.Record(slice.end);
 }
 
 absl::Status DriverLaunch::EnqueueStep(const KernelStep& step) {
@@ -353,38 +379,39 @@ absl::Status DriverLaunch::EnqueueStep(const KernelStep& step) {
                         arguments);
 }
 
-// Waits for the slice at work, if there is one, and lets the next launch have the turn.
+// Waits for the first slice at work and lets the next launch have its turn.
 absl::Status DriverLaunch::EndSlice() {
-  if (!has_turn_) return absl::OkStatus();
-  absl::Status status = device_.Seen(WaitFor(slot_->kernel_end));
+  const Slot::Slice& slice = SliceAt(ended_);
+  absl::Status status = device_.Seen(WaitFor(slice.end));
   EndTurn();
   RETURN_IF_ERROR(status);
-  ASSIGN_OR_RETURN(const double seconds, Elapsed(slot_->kernel_begin, slot_->kernel_end));
+  ASSIGN_OR_RETURN(const double seconds, Elapsed(slice.begin, slice.end));
   times_.kernel += seconds;
   return absl::OkStatus();
 }
 
 absl::Status DriverLaunch::BeginDownload() {
   if (std::exchange(downloading_, true)) return absl::OkStatus();
-  RETURN_IF_ERROR(device_.Seen(Down().Wait(slot_->kernel_end)));
+  if (begun_ > 0) RETURN_IF_ERROR(device_.Seen(Down().Wait(SliceAt(begun_ - 1).end)));
   return device_.Seen(Down().Record(slot_->download_begin));
 }
 
 // Waits until nothing of this launch is at work.
 absl::Status DriverLaunch::Settle() {
-  if (uploading_ && !upload_ended_) RETURN_IF_ERROR(EndUpload());
-  RETURN_IF_ERROR(EndSlice());
+  if (uploading_) RETURN_IF_ERROR(EndUpload());
+  if (upload_is_at_work_) RETURN_IF_ERROR(device_.Seen(WaitFor(UploadEnd())));
+  while (begun_ > ended_) RETURN_IF_ERROR(EndSlice());
   if (downloading_) {
     RETURN_IF_ERROR(device_.Seen(Down().Record(slot_->download_end)));
     return device_.Seen(WaitFor(slot_->download_end));
   }
-  return uploading_ ? device_.Seen(WaitFor(slot_->upload_end)) : absl::OkStatus();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<DeviceTimes> DriverLaunch::Finish() {
   RETURN_IF_ERROR(Settle());
   finished_ = true;
-  if (uploading_) {
+  if (is_upload_counted_) {
     ASSIGN_OR_RETURN(times_.upload, Elapsed(slot_->upload_begin, slot_->upload_end));
   }
   if (downloading_) {
@@ -570,8 +597,13 @@ absl::Status DriverDevice::StartMemory() {
   slots_.resize(options_.launches);
   absl::MutexLock lock(&mutex_);
   for (Slot& slot : slots_) {
-    for (Event* event : {&slot.upload_begin, &slot.upload_end, &slot.kernel_begin, &slot.kernel_end,
-                         &slot.download_begin, &slot.download_end}) {
+    std::vector<Event*> events = {&slot.upload_begin, &slot.upload_end, &slot.later_upload_end,
+                                  &slot.download_begin, &slot.download_end};
+    for (Slot::Slice& slice : slot.slices) {
+      events.push_back(&slice.begin);
+      events.push_back(&slice.end);
+    }
+    for (Event* event : events) {
       ASSIGN_OR_RETURN(*event, Event::Create(*driver_, /*timed=*/true));
     }
     ASSIGN_OR_RETURN(slot.bounce, PinnedMemory::Allocate(*driver_, kBounceBytes));

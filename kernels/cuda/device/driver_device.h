@@ -12,9 +12,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "kernels/cuda/device/kernel_device.h"
 #include "kernels/cuda/driver/driver.h"
 #include "kernels/cuda/driver/handles.h"
-#include "kernels/cuda/device/kernel_device.h"
 
 namespace attnd::cuda {
 

@@ -6,10 +6,14 @@
 //
 //   Begin → Upload, UploadCopy, SetZero → Run, once a slice → Download → Finish
 //
+// More may be uploaded between two slices: the second waits for it, but the upload does not wait
+// for the first, which may still be at work.
+//
 // Nothing waits for the device but Begin (for memory that other launches hold), Run (for its turn:
-// at most two slices stand in the compute queue) and Finish. Addresses are the device's; the host
-// never follows them. Threads: launches by any thread, each by one at a time.
-// Errors: of the device, as it tells them; RESOURCE_EXHAUSTED when memory is not there at all.
+// at most two slices stand in the compute queue, of one launch or of two) and Finish. Addresses are
+// the device's; the host never follows them. Threads: launches by any thread, each by one at a
+// time. Errors: of the device, as it tells them; RESOURCE_EXHAUSTED when memory is not there at
+// all.
 #pragma once
 
 #include <cstdint>

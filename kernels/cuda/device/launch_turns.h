@@ -1,6 +1,7 @@
 // LaunchTurns: which slices stand in a device's compute queue: at most kDepth, in the order in
 // which they asked. Two: one runs, one stands behind it, so that the device never idles and what is
-// cancelled meanwhile is found before it is launched. Any thread.
+// cancelled meanwhile is found before it is launched. A launch that holds a turn asks for another
+// by TryTake alone: two that each waited for the other's would wait for ever. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +21,13 @@ class LaunchTurns {
     auto mine = [this, ticket]()
                     ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ticket < given_back_ + kDepth; };
     mutex_.Await(absl::Condition(&mine));
+  }
+  // False, at once, where another asked before or all turns are taken.
+  bool TryTake() {
+    absl::MutexLock lock(&mutex_);
+    if (next_ >= given_back_ + kDepth) return false;
+    ++next_;
+    return true;
   }
   void Give() {
     absl::MutexLock lock(&mutex_);

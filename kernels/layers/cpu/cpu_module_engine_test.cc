@@ -89,6 +89,21 @@ TEST_F(CpuModuleEngineTest, ComputingAgainGivesTheBitsThatWereKept) {
   }
 }
 
+TEST_F(CpuModuleEngineTest, LayersOneByOneGiveTheBitsOfAllAtOnce) {
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    Random random(seed);
+    ReferenceFixture fixture(RandomLayout(random, {.element = kElements[seed % 3]}), seed,
+                             Rounding::kElements);
+    ModuleLimits limits = EngineUnderTest::LimitsOf(fixture, kModes[seed / 3 % 3]);
+    limits.kept_memory_rows *= fixture.graph().layers();  // each call has its own
+    EngineUnderTest engine(*engine_, fixture, limits);
+    const Results whole = engine.Run(fixture.inputs, fixture.dy);
+    CheckOk(engine.instance().ClearGradients());
+    EXPECT_TRUE(whole.HasBitsOf(engine.RunLayers(fixture.inputs, fixture.dy))) << "seed " << seed;
+    EXPECT_EQ(engine.instance().KeptRows(), 0);
+  }
+}
+
 TEST_F(CpuModuleEngineTest, AnyNumberOfThreadsGivesTheSameBits) {
   const std::unique_ptr<Backend> one = MakeCpuBackend({.threads = 1});
   const std::unique_ptr<ModuleEngine> alone = MakeCpuModuleEngine(1, *one);

@@ -420,6 +420,36 @@ int64_t CudaDevice::AttentionBytes(const Problem& one_sequence, Direction direct
   return PaddedBytes(one_sequence, direction) + GroupBytes(engine_, one_sequence, direction);
 }
 
+// Without masks in the queue. With one the bits and lists of its launch go up with it, and it is
+// waited for.
+template <class Call>
+absl::Status CudaDevice::RunAttention(const Call& call, const cuda::DevicePart& arena) {
+  if (!cuda::CudaBackend::HasMask(*call.problem)) {
+    ASSIGN_OR_RETURN(cuda::InPlaceCall planned, engine_.PlanInPlace(call, arena));
+    if (planned.arena_bytes() <= arena.bytes &&
+        planned.constant_bytes() <= LaunchQueue::kMostConstants) {
+      return QueueAttention(planned, call.stop);
+    }
+  }
+  RETURN_IF_ERROR(queue_.Flush());
+  return engine_.RunInPlace(call, arena);
+}
+
+absl::Status CudaDevice::QueueAttention(cuda::InPlaceCall& call, const std::stop_token& stop) {
+  for (const cuda::DeviceRange& range : call.zeroed()) {
+    SetZero(reinterpret_cast<void*>(range.address), range.bytes);
+  }
+  const uint64_t place = queue_.PlaceFor(call.constant_bytes());
+  ASSIGN_OR_RETURN(const std::vector<std::byte> constants,
+                   call.ConstantsAt(place, engine_.device()));
+  queue_.Constants(constants.data(), static_cast<int64_t>(constants.size()));
+  for (int slice = 0; slice < call.slices(); ++slice) {
+    if (stop.stop_requested()) return absl::CancelledError("stopped");
+    queue_.AddSteps(call.Slice(slice), call.slice_seconds());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CudaDevice::Attend(const ForwardCall& call) {
   const Problem& p = *call.problem;
   PaddedRows rows(*this, p, call.workspace);
@@ -428,12 +458,11 @@ absl::Status CudaDevice::Attend(const ForwardCall& call) {
   padded.k = rows.In(call.k, PaddedRows::kKey);
   padded.v = rows.In(call.v, PaddedRows::kValue);
   padded.o = rows.Out(call.o, PaddedRows::kOutput);
-  RETURN_IF_ERROR(queue_.Flush());
   const cuda::DevicePart arena =
       PartAt(rows.next(), GroupBytes(engine_, OneSequence(p), Direction::kForward));
   for (const ShardRange& group : GroupsOf(p)) {
     const Problem part = SubProblem(p, group);
-    RETURN_IF_ERROR(engine_.ForwardInPlace(CallOfGroup(padded, part, group), arena));
+    RETURN_IF_ERROR(RunAttention(CallOfGroup(padded, part, group), arena));
   }
   rows.Return();
   return absl::OkStatus();
@@ -451,12 +480,11 @@ absl::Status CudaDevice::AttendBackward(const BackwardCall& call) {
   padded.d_q = rows.Out(call.d_q, PaddedRows::kQuery);
   padded.d_k = rows.Out(call.d_k, PaddedRows::kKey);
   padded.d_v = rows.Out(call.d_v, PaddedRows::kValue);
-  RETURN_IF_ERROR(queue_.Flush());
   const cuda::DevicePart arena =
       PartAt(rows.next(), GroupBytes(engine_, OneSequence(p), Direction::kBackward));
   for (const ShardRange& group : GroupsOf(p)) {
     const Problem part = SubProblem(p, group);
-    RETURN_IF_ERROR(engine_.BackwardInPlace(CallOfGroup(padded, part, group), arena));
+    RETURN_IF_ERROR(RunAttention(CallOfGroup(padded, part, group), arena));
   }
   rows.Return();
   return absl::OkStatus();

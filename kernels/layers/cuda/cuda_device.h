@@ -1,14 +1,16 @@
 // CudaDevice: one GPU as a ModuleDevice, beside the engine that computes attention on it.
 //
-//   operations → KernelSteps with their descriptors (LaunchQueue) → one launch at attention, Get,
-//   SquaredNorms and Finish, or when descriptors fill their place
+//   operations, attention's too → KernelSteps with their descriptors (LaunchQueue) → enqueued while
+//   more are added; Get, SquaredNorms and Finish wait for them
 //
-// Attention runs in the engine's own launches on the tensors where they lie; rows of no whole 16
-// bytes are copied first, padded with zeros. Sequences that would need much more memory together
-// than the longest one alone run one group after the other.
+// Attention runs on the tensors where they lie; rows of no whole 16 bytes are copied first, padded
+// with zeros. Attention under a mask is a launch of the engine's own, which waits for what is
+// queued and is waited for. Sequences that would need much more memory together than the longest
+// one alone run one group after the other.
 #pragma once
 
 #include <memory>
+#include <stop_token>
 
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/dense/dense_params.h"
@@ -65,6 +67,9 @@ class CudaDevice final : public ModuleDevice {
   void Step(absl::Span<const EntryStep> steps) override;
 
  private:
+  template <class Call>
+  absl::Status RunAttention(const Call& call, const cuda::DevicePart& arena);
+  absl::Status QueueAttention(cuda::InPlaceCall& call, const std::stop_token& stop);
   void AddNumbers(NumbersDesc desc);
   void AddProduct(PlainProductDesc desc, ElementType operand);
   void AddSums(ColumnSumsDesc desc, double flops);

@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 #include "kernels/cuda/device/driver_device.h"
-#include "tests/layers/product_conformance.h"
 #include "tests/conformance/module_conformance.h"
+#include "tests/layers/product_conformance.h"
 
 namespace attnd {
 namespace {

@@ -14,6 +14,9 @@ namespace {
 constexpr int64_t kConstantAlignment = 64;
 // A multiprocessor without its tensor cores, and with most of its time spent on memory.
 constexpr double kPlainShare = 1.0 / 32;
+// Kernels that are enqueued together: enough that the events around them cost little, and few
+// enough that the GPU does not wait for the host to have added them.
+constexpr size_t kSliceSteps = 24;
 
 bool Always() { return true; }
 
@@ -26,19 +29,27 @@ LaunchQueue::LaunchQueue(cuda::KernelDevice& device) : device_(device) {
 }
 
 bool LaunchQueue::HasRoomFor(int64_t bytes) const {
-  return static_cast<int64_t>(constants_.size()) + RoundUp(bytes, kConstantAlignment) <=
-         kDescriptorBytes;
+  return constants_end() + RoundUp(bytes, kConstantAlignment) <= kDescriptorBytes;
 }
 
-const void* LaunchQueue::Constants(const void* data, int64_t bytes) {
+uint64_t LaunchQueue::PlaceFor(int64_t bytes) {
   CHECK(bytes <= kMostConstants) << bytes;
   // The descriptor that names them must still fit.
-  if (!HasRoomFor(bytes + kMostConstants)) status_.Update(Launch({}));
+  if (!HasRoomFor(bytes + kMostConstants)) status_.Update(Flush());
+  return own_.address() + constants_.size();
+}
+
+uint64_t LaunchQueue::Append(const void* data, int64_t bytes) {
   const uint64_t at = own_.address() + constants_.size();
   const auto* from = static_cast<const std::byte*>(data);
   constants_.insert(constants_.end(), from, from + bytes);
-  constants_.resize(RoundUp(static_cast<int64_t>(constants_.size()), kConstantAlignment));
-  return reinterpret_cast<const void*>(at);
+  constants_.resize(RoundUp(constants_end(), kConstantAlignment));
+  return at;
+}
+
+const void* LaunchQueue::Constants(const void* data, int64_t bytes) {
+  PlaceFor(bytes);
+  return reinterpret_cast<const void*>(Append(data, bytes));
 }
 
 const KernelRow* LaunchQueue::RowOf(const LayerKernel& kernel) const {
@@ -48,75 +59,77 @@ const KernelRow* LaunchQueue::RowOf(const LayerKernel& kernel) const {
   return row == rows_.end() ? nullptr : &*row;
 }
 
-void LaunchQueue::AddStep(const LayerKernel& kernel, const void* desc, int64_t bytes,
-                          int64_t blocks, double flops) {
-  if (!HasRoomFor(bytes)) status_.Update(Launch({}));
+void LaunchQueue::AddDense(const LayerKernel& kernel, const void* desc, int64_t bytes,
+                           int64_t blocks, double flops) {
+  if (!HasRoomFor(bytes)) status_.Update(Flush());
   const KernelRow* row = RowOf(kernel);
   CHECK(row != nullptr) << static_cast<int>(kernel.kind);
   CHECK(blocks > 0 && blocks < int64_t{1} << 31) << blocks;
-  const uint64_t at = own_.address() + constants_.size();
-  const auto* from = static_cast<const std::byte*>(desc);
-  constants_.insert(constants_.end(), from, from + bytes);
-  constants_.resize(RoundUp(static_cast<int64_t>(constants_.size()), kConstantAlignment));
   LaunchParams params = {};
   params.tile_count = static_cast<int32_t>(blocks);
-  params.dense = reinterpret_cast<const void*>(at);
-  steps_.push_back({{*row, params}, flops});
-}
-
-absl::Status LaunchQueue::FlushAnd(absl::Span<const cuda::HostCopy> downloads) {
-  absl::Status status = std::exchange(status_, absl::OkStatus());
-  if (status.ok()) return Launch(downloads);
-  steps_.clear();
-  constants_.clear();
-  return status;
-}
-
-absl::StatusOr<std::unique_ptr<cuda::DeviceLaunch>> LaunchQueue::Begin(int64_t constants) {
-  const cuda::Region regions[] = {
-      {"descriptors", 0, constants, cuda::RegionUse::kInput},
-      {"staging", kDescriptorBytes, kStagingBytes, cuda::RegionUse::kZeroed},
-      {"turns", kDescriptorBytes + kStagingBytes, kTurns * 4, cuda::RegionUse::kZeroed}};
-  return device_.BeginIn(own_, regions);
-}
-
-absl::Status LaunchQueue::Launch(absl::Span<const cuda::HostCopy> downloads) {
-  const std::vector<Step> steps = std::exchange(steps_, {});
-  const std::vector<std::byte> constants = std::exchange(constants_, {});
-  if (steps.empty() && downloads.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::unique_ptr<cuda::DeviceLaunch> launch,
-                   Begin(static_cast<int64_t>(constants.size())));
-  if (!steps.empty()) {
-    RETURN_IF_ERROR(launch->UploadCopy(own_.address(), constants.data(),
-                                       static_cast<int64_t>(constants.size())));
-    RETURN_IF_ERROR(Run(steps, *launch));
-  }
-  for (const cuda::HostCopy& copy : downloads) RETURN_IF_ERROR(launch->Download(copy));
-  return launch->Finish().status();
+  params.dense = reinterpret_cast<const void*>(Append(desc, bytes));
+  const cuda::KernelStep step = {*row, params};
+  AddSteps({&step, 1}, flops / (device_.info().flops_per_second * kPlainShare));
 }
 
 // In slices that others' launches may come between.
-absl::Status LaunchQueue::Run(absl::Span<const Step> steps, cuda::DeviceLaunch& launch) {
-  const double most = device_.max_slice_seconds() * device_.info().flops_per_second * kPlainShare;
-  std::vector<cuda::KernelStep> slice;
-  double flops = 0;
-  for (const Step& step : steps) {
-    if (!slice.empty() && flops + step.flops > most) {
-      RETURN_IF_ERROR(launch.Run(slice, Always).status());
-      slice.clear();
-      flops = 0;
-    }
-    slice.push_back(step.step);
-    flops += step.flops;
+void LaunchQueue::AddSteps(absl::Span<const cuda::KernelStep> steps, double seconds) {
+  if (!slice_.empty() && slice_seconds_ + seconds > device_.max_slice_seconds()) {
+    status_.Update(Send());
   }
-  return launch.Run(slice, Always).status();
+  slice_.insert(slice_.end(), steps.begin(), steps.end());
+  slice_seconds_ += seconds;
+  if (slice_.size() >= kSliceSteps) status_.Update(Send());
+}
+
+absl::Status LaunchQueue::Begin() {
+  if (launch_ != nullptr) return absl::OkStatus();
+  const cuda::Region regions[] = {
+      {"descriptors", 0, kDescriptorBytes, cuda::RegionUse::kInput},
+      {"staging", kDescriptorBytes, kStagingBytes, cuda::RegionUse::kZeroed},
+      {"turns", kDescriptorBytes + kStagingBytes, kTurns * 4, cuda::RegionUse::kZeroed}};
+  ASSIGN_OR_RETURN(launch_, device_.BeginIn(own_, regions));
+  return absl::OkStatus();
+}
+
+absl::Status LaunchQueue::Send() {
+  const std::vector<cuda::KernelStep> slice = std::exchange(slice_, {});
+  slice_seconds_ = 0;
+  if (!status_.ok()) return absl::OkStatus();
+  RETURN_IF_ERROR(Begin());
+  const int64_t begin = std::exchange(sent_constants_, constants_end());
+  RETURN_IF_ERROR(launch_->UploadCopy(own_.address() + static_cast<uint64_t>(begin),
+                                      constants_.data() + begin, constants_end() - begin));
+  has_run_ = true;
+  return launch_->Run(slice, Always).status();
+}
+
+absl::Status LaunchQueue::SendAll(absl::Span<const cuda::HostCopy> downloads) {
+  if (!slice_.empty()) RETURN_IF_ERROR(Send());
+  if (!status_.ok()) return status_;
+  if (!downloads.empty()) RETURN_IF_ERROR(Begin());
+  for (const cuda::HostCopy& copy : downloads) RETURN_IF_ERROR(launch_->Download(copy));
+  return launch_ == nullptr ? absl::OkStatus() : launch_->Finish().status();
+}
+
+absl::Status LaunchQueue::FlushAnd(absl::Span<const cuda::HostCopy> downloads) {
+  absl::Status status = SendAll(downloads);
+  launch_.reset();
+  has_run_ = false;
+  slice_.clear();
+  slice_seconds_ = 0;
+  constants_.clear();
+  sent_constants_ = 0;
+  status_ = absl::OkStatus();
+  return status;
 }
 
 absl::Status LaunchQueue::Upload(const cuda::HostCopy& copy) {
-  RETURN_IF_ERROR(Flush());
-  ASSIGN_OR_RETURN(const std::unique_ptr<cuda::DeviceLaunch> launch, Begin(0));
-  RETURN_IF_ERROR(launch->Upload(copy));
-  return launch->Finish().status();
+  // An upload does not wait for kernels.
+  if (has_run_ || !slice_.empty()) RETURN_IF_ERROR(Flush());
+  status_.Update(Begin());
+  if (status_.ok()) status_.Update(launch_->Upload(copy));
+  return status_.ok() ? absl::OkStatus() : Flush();
 }
 
 }  // namespace attnd

@@ -1,6 +1,7 @@
-// LaunchQueue: kernels of kernels/dense that wait for a launch, with what they read beside tensors.
-// They run in the order in which they were added, all of them at the next Flush. One thread at a
-// time.
+// LaunchQueue: what a call of a module runs on a GPU, as one launch: uploads, kernels of
+// kernels/dense and of attention in the order in which they were added, downloads. Kernels are
+// enqueued some at a time while more are added, so that the GPU works meanwhile; nothing waits for
+// it but Flush, and an addition for which descriptors have no room. One thread at a time.
 //
 // Memory   kBytes of the device's, zeroed: descriptors, a place for what passes to and from the
 //          host, turns of products.
@@ -9,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,7 +32,7 @@ struct LayerKernel {
 
 class LaunchQueue {
  public:
-  static constexpr int64_t kDescriptorBytes = int64_t{1} << 20;
+  static constexpr int64_t kDescriptorBytes = int64_t{4} << 20;
   static constexpr int64_t kStagingBytes = int64_t{4} << 20;
   static constexpr int64_t kTurns = int64_t{1} << 16;
   static constexpr int64_t kBytes = kDescriptorBytes + kStagingBytes + kTurns * 4;
@@ -45,6 +47,8 @@ class LaunchQueue {
   // kTurns words for ProductDesc.turns.
   int32_t* turns() const { return reinterpret_cast<int32_t*>(staging() + kStagingBytes); }
 
+  // Where the next Constants of at most so many bytes will lie.
+  uint64_t PlaceFor(int64_t bytes);
   // A place where the kernel of the next Add finds these bytes.
   const void* Constants(const void* data, int64_t bytes);
   // Whether the device has this kernel: of operations of any element it has all.
@@ -52,33 +56,39 @@ class LaunchQueue {
   // `desc` is the kernel's; `flops` about what it computes, or moves in bytes.
   template <class Desc>
   void Add(const LayerKernel& kernel, const Desc& desc, int64_t blocks, double flops) {
-    AddStep(kernel, &desc, sizeof(desc), blocks, flops);
+    AddDense(kernel, &desc, sizeof(desc), blocks, flops);
   }
+  // Kernels of another engine, which take about so long together; what they read beside tensors is
+  // among Constants.
+  void AddSteps(absl::Span<const cuda::KernelStep> steps, double seconds);
 
   absl::Status Flush() { return FlushAnd({}); }
   // And then these copies to the host.
   absl::Status FlushAnd(absl::Span<const cuda::HostCopy> downloads);
-  // After what is queued: from the host, at once.
+  // After what is queued; the host's bytes stay as they are until the next Flush.
   absl::Status Upload(const cuda::HostCopy& copy);
 
  private:
-  struct Step {
-    cuda::KernelStep step;
-    double flops;
-  };
   const KernelRow* RowOf(const LayerKernel& kernel) const;
-  void AddStep(const LayerKernel& kernel, const void* desc, int64_t bytes, int64_t blocks,
-               double flops);
+  void AddDense(const LayerKernel& kernel, const void* desc, int64_t bytes, int64_t blocks,
+                double flops);
+  int64_t constants_end() const { return static_cast<int64_t>(constants_.size()); }
   bool HasRoomFor(int64_t bytes) const;
-  absl::StatusOr<std::unique_ptr<cuda::DeviceLaunch>> Begin(int64_t constants);
-  absl::Status Run(absl::Span<const Step> steps, cuda::DeviceLaunch& launch);
-  absl::Status Launch(absl::Span<const cuda::HostCopy> downloads);
+  uint64_t Append(const void* data, int64_t bytes);
+  absl::Status Begin();
+  // Enqueues the slice.
+  absl::Status Send();
+  absl::Status SendAll(absl::Span<const cuda::HostCopy> downloads);
 
   cuda::KernelDevice& device_;
   std::vector<KernelRow> rows_;  // of kernels/dense
   cuda::DevicePart own_;
+  std::unique_ptr<cuda::DeviceLaunch> launch_;  // since the first upload or slice
+  bool has_run_ = false;                        // a slice of it
   std::vector<std::byte> constants_;
-  std::vector<Step> steps_;
+  int64_t sent_constants_ = 0;  // so many bytes of them are on the device
+  std::vector<cuda::KernelStep> slice_;
+  double slice_seconds_ = 0;
   absl::Status status_;  // of a launch within Add
 };
 

@@ -111,12 +111,13 @@ void ExecutorInstance::Pack(int64_t entry) {
 // ---- Activations.
 
 absl::StatusOr<std::unique_ptr<ExecutorInstance::Kept>> ExecutorInstance::Reserve(
-    const CallRows& rows) {
-  auto kept = std::make_unique<Kept>(module_->graph, plan_.plan.recompute, rows);
+    const CallRows& rows, LayerRange layers) {
+  auto kept = std::make_unique<Kept>(module_->graph, plan_.plan.recompute, rows, layers);
   int64_t memory_rows = rows.memory_rows();
   for (const auto& [id, other] : kept_) memory_rows += other->call.rows.memory_rows();
   const bool has_room =
-      KeptRows() + rows.rows() <= limits_.kept_rows && memory_rows <= limits_.kept_memory_rows;
+      KeptLayerRows() + rows.rows() * layers.size() <= limits_.kept_rows * Layers() &&
+      memory_rows <= limits_.kept_memory_rows;
   std::optional<int64_t> at;
   if (free_.has_value() && has_room) {
     at = free_->Take(std::max(kept->places.bytes, kTensorAlignment));
@@ -137,10 +138,14 @@ void ExecutorInstance::DropActivation(ActivationId activation) {
   kept_.erase(found);
 }
 
-int64_t ExecutorInstance::KeptRows() const {
+int64_t ExecutorInstance::KeptLayerRows() const {
   int64_t rows = 0;
-  for (const auto& [id, kept] : kept_) rows += kept->call.rows.rows();
+  for (const auto& [id, kept] : kept_) rows += kept->rows();
   return rows;
+}
+
+int64_t ExecutorInstance::KeptRows() const {
+  return (KeptLayerRows() + Layers() - 1) / Layers();
 }
 
 std::byte* ExecutorInstance::KeptAt(const Kept& kept, int64_t offset) const {
@@ -161,7 +166,7 @@ Tensor ExecutorInstance::InputOf(int64_t layer, const Kept* kept) const {
 }
 
 absl::Status ExecutorInstance::ForwardLayer(int64_t layer, const InstanceCall& call,
-                                            const Kept* kept) {
+                                            const Kept* kept, Tensor output) {
   const ModuleGraph& graph = module_->graph;
   const int64_t block = graph.layout().layers[layer].block;
   const int64_t ops = static_cast<int64_t>(graph.BlockOf(layer).ops.size());
@@ -178,7 +183,7 @@ absl::Status ExecutorInstance::ForwardLayer(int64_t layer, const InstanceCall& c
     values.values[value] = {tensors_.layer_buffers() + at, graph.ElementOf(layer, value)};
   }
   const Tensor last = values.values.back();  // null unless backward reads it
-  values.values.back() = InputOf(layer + 1, kept);
+  values.values.back() = output;
   const LayerRun run(tensors_, call, layer, places, values);
   for (int64_t op = 0; op < ops; ++op) {
     RETURN_IF_ERROR(Stopped(call.stop));
@@ -206,9 +211,11 @@ absl::StatusOr<ActivationId> ExecutorInstance::Forward(const ModuleForwardCall& 
   CHECK(call.rows->rows() <= limits_.max_rows);
   CHECK(call.memory.empty() || call.rows->memory_rows() <= limits_.max_memory_rows);
   RETURN_IF_ERROR(Stopped(call.stop));
+  const ModuleGraph& graph = module_->graph;
+  const LayerRange layers = graph.Resolved(call.layers);
   std::unique_ptr<Kept> kept;
   if (call.keep) {
-    ASSIGN_OR_RETURN(kept, Reserve(*call.rows));
+    ASSIGN_OR_RETURN(kept, Reserve(*call.rows, layers));
   }
   InstanceCall without;
   InstanceCall& of = kept != nullptr ? kept->call : without;
@@ -218,23 +225,26 @@ absl::StatusOr<ActivationId> ExecutorInstance::Forward(const ModuleForwardCall& 
         .positions = call.rows->ResolvedPositions(),
         .memory = {nullptr, tensors_.element()},
         .stop = call.stop};
-  const int64_t numbers = call.rows->rows() * module_->graph.layout().width;
+  const int64_t numbers = call.rows->rows() * graph.layout().width;
   absl::Status status = BringMemory(call, kept.get(), of);
   if (status.ok()) {
-    status =
-        device_->Put(module_->graph.x_element(), call.x.data(), InputOf(0, kept.get()), numbers);
+    status = device_->Put(graph.BorderElement(layers.first), call.x.data(),
+                          InputOf(layers.first, kept.get()), numbers);
   }
-  for (int64_t layer = 0; layer < Layers() && status.ok(); ++layer) {
-    status = ForwardLayer(layer, of, kept.get());
+  for (int64_t layer = layers.first; layer < layers.end && status.ok(); ++layer) {
+    const bool is_last = layer + 1 == layers.end;
+    status = ForwardLayer(layer, of, kept.get(),
+                          InputOf(layer + 1, is_last ? nullptr : kept.get()));
   }
   const ActivationId id = kept != nullptr ? ++last_activation_ : 0;
   if (kept != nullptr) kept_.emplace(id, std::move(kept));
   if (status.ok()) status = Stopped(call.stop);
   if (status.ok()) {
-    status = device_->Get(InputOf(Layers(), nullptr), module_->graph.y_element(), call.y.data(),
-                          numbers);
+    status = device_->Get(InputOf(layers.end, nullptr), graph.BorderElement(layers.end),
+                          call.y.data(), numbers);
   }
   if (!status.ok()) {
+    device_->Finish().IgnoreError();  // the device may still read x
     DropActivation(id);
     return status;
   }
@@ -302,15 +312,23 @@ absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bo
 }
 
 absl::Status ExecutorInstance::Backward(const ModuleBackwardCall& call) {
+  const absl::Status status = BackwardLayers(call);
+  if (!status.ok()) device_->Finish().IgnoreError();  // the device may still read dy
+  return status;
+}
+
+absl::Status ExecutorInstance::BackwardLayers(const ModuleBackwardCall& call) {
   const auto found = kept_.find(call.activation);
   if (found == kept_.end()) return absl::NotFoundError("activation: dropped, or never kept");
   Kept& kept = *found->second;
-  CheckSizes(*module_, kept.call.rows, call);
+  CheckSizes(*module_, kept.call.rows, kept.layers, call);
   RETURN_IF_ERROR(Stopped(call.stop));
   kept.call.stop = call.add_gradients ? std::stop_token() : call.stop;
-  const int64_t numbers = kept.call.rows.rows() * module_->graph.layout().width;
-  const Tensor d_out = GradientBoundary(Layers());
-  RETURN_IF_ERROR(device_->Put(module_->graph.y_element(), call.dy.data(), d_out, numbers));
+  const ModuleGraph& graph = module_->graph;
+  const auto [first, end] = kept.layers;
+  const int64_t numbers = kept.call.rows.rows() * graph.layout().width;
+  RETURN_IF_ERROR(
+      device_->Put(graph.BorderElement(end), call.dy.data(), GradientBoundary(end), numbers));
   const ElementType element = tensors_.element();
   const Tensor d_memory{tensors_.d_memory(), element};
   const auto memory_bytes = static_cast<int64_t>(call.d_memory.size());
@@ -319,13 +337,13 @@ absl::Status ExecutorInstance::Backward(const ModuleBackwardCall& call) {
     RETURN_IF_ERROR(device_->Put(element, call.d_memory.data(), d_memory,
                                  memory_bytes / ElementBytes(element)));
   }
-  for (int64_t layer = Layers() - 1; layer >= 0; --layer) {
+  for (int64_t layer = end - 1; layer >= first; --layer) {
     RETURN_IF_ERROR(BackwardLayer(layer, kept, call.add_gradients, memory_is_set));
   }
   RETURN_IF_ERROR(Stopped(kept.call.stop));
   if (!call.dx.empty()) {
-    RETURN_IF_ERROR(
-        device_->Get(GradientBoundary(0), module_->graph.x_element(), call.dx.data(), numbers));
+    RETURN_IF_ERROR(device_->Get(GradientBoundary(first), graph.BorderElement(first),
+                                 call.dx.data(), numbers));
   }
   if (!call.d_memory.empty()) {
     if (!memory_is_set) device_->SetZero(d_memory.data, memory_bytes);

@@ -46,9 +46,13 @@ class ExecutorInstance : public ModuleInstance {
  private:
   // An activation: where its values lie, and what its call read.
   struct Kept {
-    Kept(const ModuleGraph& graph, const std::vector<Recompute>& recompute, const CallRows& rows)
-        : places(graph, recompute, {rows.rows(), rows.memory_rows()}) {}
+    Kept(const ModuleGraph& graph, const std::vector<Recompute>& recompute, const CallRows& rows,
+         LayerRange of)
+        : layers(of), places(graph, recompute, {rows.rows(), rows.memory_rows()}, of) {}
+    int64_t rows() const { return call.rows.rows() * layers.size(); }  // one for each layer
+
     InstanceCall call;
+    LayerRange layers;
     KeptPlaces places;
     int64_t at = 0;  // in the activations
   };
@@ -62,20 +66,24 @@ class ExecutorInstance : public ModuleInstance {
                    const EnginePlan& plan, std::unique_ptr<ModuleDevice> device,
                    const InstanceLayout& layout, std::byte* memory);
 
-  int64_t Layers() const { return static_cast<int64_t>(module_->graph.layout().layers.size()); }
+  int64_t Layers() const { return module_->graph.layers(); }
   void* Place(int64_t entry, TensorRole role) const;
   // As which it is kept; NOT_FOUND where there is no such tensor.
   absl::StatusOr<ElementType> ElementOf(int64_t entry, TensorRole role) const;
   void Pack(int64_t entry);
-  absl::StatusOr<std::unique_ptr<Kept>> Reserve(const CallRows& rows);
+  absl::StatusOr<std::unique_ptr<Kept>> Reserve(const CallRows& rows, LayerRange layers);
+  int64_t KeptLayerRows() const;
   std::byte* KeptAt(const Kept& kept, int64_t offset) const;
   // The input of `layer` in a call that keeps (or does not); `y` of the last one has number
   // Layers().
   Tensor InputOf(int64_t layer, const Kept* kept) const;
   // The call's memory input, to where ops read it.
   absl::Status BringMemory(const ModuleForwardCall& call, const Kept* kept, InstanceCall& of);
-  absl::Status ForwardLayer(int64_t layer, const InstanceCall& call, const Kept* kept);
+  // `output`: where its last value goes.
+  absl::Status ForwardLayer(int64_t layer, const InstanceCall& call, const Kept* kept,
+                            Tensor output);
   LayerValues KeptValuesOf(int64_t layer, const Kept& kept) const;
+  absl::Status BackwardLayers(const ModuleBackwardCall& call);
   absl::Status BackwardLayer(int64_t layer, const Kept& kept, bool adds, bool& memory_is_set);
   Tensor GradientBoundary(int64_t layer) const;
 

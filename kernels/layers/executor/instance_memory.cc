@@ -193,7 +193,8 @@ int64_t BufferPlaces::At(BufferUse use, int64_t number) const {
 }
 
 KeptPlaces::KeptPlaces(const ModuleGraph& graph, const std::vector<Recompute>& recompute,
-                       const RowCounts& rows) {
+                       const RowCounts& rows, LayerRange range)
+    : layers(recompute.size()) {
   const auto take = [this](int64_t size) {
     const int64_t at = bytes;
     bytes += RoundUp(size, kTensorAlignment);
@@ -201,7 +202,7 @@ KeptPlaces::KeptPlaces(const ModuleGraph& graph, const std::vector<Recompute>& r
   };
   const ModuleLayout& layout = graph.layout();
   memory_at = take(rows.memory * layout.memory_width * ElementBytes(layout.element));
-  for (size_t n = 0; n < recompute.size(); ++n) {
+  for (int64_t n = range.first; n < range.end; ++n) {
     const std::vector<bool> kept = KeptValues(graph, layout.layers[n].block, recompute[n]);
     Layer layer{.values = std::vector<int64_t>(kept.size(), -1),
                 .lse = std::vector<int64_t>(kept.size() - kFirstOpValue, -1)};
@@ -216,7 +217,7 @@ KeptPlaces::KeptPlaces(const ModuleGraph& graph, const std::vector<Recompute>& r
       const auto& attention = std::get<AttentionOp>(graph.BlockOf(n).ops[op].kind);
       layer.lse[op] = take(rows.input * attention.q.heads * kStateBytes);
     }
-    layers.push_back(std::move(layer));
+    layers[n] = std::move(layer);
   }
 }
 

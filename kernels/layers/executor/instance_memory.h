@@ -60,16 +60,16 @@ class BufferPlaces {
   int64_t bytes_ = 0;
 };
 
-// Where a call's kept values lie in its range of the activations.
+// Where the kept values of a call's layers lie in its range of the activations.
 struct KeptPlaces {
   KeptPlaces(const ModuleGraph& graph, const std::vector<Recompute>& recompute,
-             const RowCounts& rows);
+             const RowCounts& rows, LayerRange range);
 
   struct Layer {
     std::vector<int64_t> values;  // [ops + 2]; −1: not kept
     std::vector<int64_t> lse;     // [ops]; −1
   };
-  std::vector<Layer> layers;
+  std::vector<Layer> layers;  // of all; of those outside of the range, nothing
   int64_t memory_at = 0;
   int64_t bytes = 0;
 };

@@ -5,7 +5,7 @@
 // Pointers   of tensors are the device's: the executor offers them and never reads through them.
 //            "host" marks what is not.
 // Order      operations happen in the order of the calls, some later than the call; Get,
-//            SquaredNorms, attention's calls and Finish wait for all before.
+//            SquaredNorms and Finish wait for all before. Until then host memory of Put stays.
 // Errors     of an operation that cannot say so: the next of those that return a status. After an
 //            error contents are arbitrary.
 // Results    rounding and sums as kernels/dense/operands.h and proto/attnd/v1/module.proto say.

@@ -98,6 +98,23 @@ TEST_F(PipelineBits, OfRandomModulesAreThoseOfOneDevice) {
   EXPECT_GT(with_memory, 15);
 }
 
+TEST_F(PipelineBits, LayersOneByOneGiveThemToo) {
+  PipelineEngine cpus = Cpus();
+  for (ElementType element : kElements) {
+    for (const auto& [name, layout] : FourLayers(element, 24)) {
+      ReferenceFixture fixture(WithWishes(layout, {0, 1, 1, 2}), 7, Rounding::kElements);
+      fixture.SetRows(KnownRows(layout, 3, 13));
+      ModuleLimits limits = EngineUnderTest::LimitsOf(fixture, Recompute::kNone);
+      limits.kept_memory_rows *= 4;  // each call has its own
+      EngineUnderTest alone(*cpu_, fixture, limits), cut(cpus, fixture, limits);
+      const auto expected = alone.Run(fixture.inputs, fixture.dy);
+      const auto got = cut.RunLayers(fixture.inputs, fixture.dy);
+      EXPECT_TRUE(expected.HasBitsOf(got)) << name << " " << ElementName(element);
+      EXPECT_EQ(cut.instance().KeptRows(), 0);
+    }
+  }
+}
+
 TEST_F(PipelineBits, AStoppedBackwardAddsNothing) {
   PipelineEngine cpus = Cpus();
   ReferenceFixture fixture(WithWishes(FourLayers(ElementType::kFloat32, 8)[0].layout, {0, 1, 1, 2}),

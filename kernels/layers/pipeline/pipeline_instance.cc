@@ -33,8 +33,23 @@ PipelineInstance::PipelineInstance(std::shared_ptr<const ModuleDescription> modu
     const ModuleGraph& graph = instance->description().graph;
     const int64_t first_entry = FirstEntry(module_->table, graph.first_layer());
     const bool reads_memory = ReadsMemory(graph);
-    ranges_.push_back({std::move(instance), first_entry, reads_memory});
+    const int64_t first = graph.first_layer();
+    ranges_.push_back(
+        {std::move(instance), first_entry, {first, first + graph.layers()}, reads_memory});
   }
+}
+
+int64_t PipelineInstance::KeptRows() const {
+  int64_t most = 0;
+  for (const Range& range : ranges_) most = std::max(most, range.instance->KeptRows());
+  return most;
+}
+
+LayerRange PipelineInstance::Part(const Range& range, LayerRange all) {
+  const int64_t first = std::max(all.first, range.layers.first);
+  const int64_t end = std::min(all.end, range.layers.end);
+  if (first >= end) return {};
+  return {first - range.layers.first, end - range.layers.first};
 }
 
 // ---- Tensors.
@@ -75,8 +90,14 @@ absl::StatusOr<ActivationId> PipelineInstance::Forward(const ModuleForwardCall& 
   const int64_t rows = call.rows->rows();
   ModuleForwardCall of_range = call;
   std::vector<ActivationId> kept;
+  const LayerRange layers = module_->graph.Resolved(call.layers);
   for (size_t n = 0; n < ranges_.size(); ++n) {
-    of_range.y = n + 1 < ranges_.size() ? Border(n + 1, rows) : call.y;
+    of_range.layers = Part(ranges_[n], layers);
+    if (of_range.layers.size() == 0) {
+      kept.push_back(0);
+      continue;
+    }
+    of_range.y = ranges_[n].layers.end < layers.end ? Border(n + 1, rows) : call.y;
     const absl::StatusOr<ActivationId> done = ranges_[n].instance->Forward(of_range);
     if (!done.ok()) {
       Drop(kept);
@@ -99,9 +120,11 @@ absl::Status PipelineInstance::Backward(const ModuleBackwardCall& call) {
   if (call.add_gradients) of_range.stop = {};
   bool memory_is_set = call.add_d_memory;
   for (size_t n = ranges_.size(); n-- > 0;) {
-    const bool gives_memory = ranges_[n].reads_memory || (n == 0 && !memory_is_set);
     of_range.activation = found->second.of_ranges[n];
-    of_range.dx = n > 0 ? Border(n, found->second.rows) : call.dx;
+    if (of_range.activation == 0) continue;
+    const bool is_first = n == 0 || found->second.of_ranges[n - 1] == 0;
+    const bool gives_memory = ranges_[n].reads_memory || (is_first && !memory_is_set);
+    of_range.dx = !is_first ? Border(n, found->second.rows) : call.dx;
     of_range.d_memory = gives_memory ? call.d_memory : absl::Span<std::byte>();
     of_range.add_d_memory = memory_is_set && !of_range.d_memory.empty();
     RETURN_IF_ERROR(ranges_[n].instance->Backward(of_range));

@@ -31,7 +31,7 @@ class PipelineInstance : public ModuleInstance {
   absl::StatusOr<ActivationId> Forward(const ModuleForwardCall& call) override;
   absl::Status Backward(const ModuleBackwardCall& call) override;
   void DropActivation(ActivationId activation) override;
-  int64_t KeptRows() const override { return ranges_.front().instance->KeptRows(); }
+  int64_t KeptRows() const override;
   absl::Status SquaredNorms(absl::Span<double> norms) override;
   absl::StatusOr<StepResult> Step(const StepCall& call) override;
   absl::Status ClearGradients() override;
@@ -42,13 +42,16 @@ class PipelineInstance : public ModuleInstance {
   struct Range {
     std::unique_ptr<ModuleInstance> instance;
     int64_t first_entry = 0;
+    LayerRange layers;
     bool reads_memory = false;
   };
   struct Kept {
-    std::vector<ActivationId> of_ranges;
+    std::vector<ActivationId> of_ranges;  // 0: none of its layers was run
     int64_t rows = 0;
   };
 
+  // Layers of `all` that `range` has, counted from its first. Empty: none.
+  static LayerRange Part(const Range& range, LayerRange all);
   const Range& RangeOf(int64_t entry) const;
   // What passes the border before `range`: its x, or dx.
   absl::Span<std::byte> Border(size_t range, int64_t rows);

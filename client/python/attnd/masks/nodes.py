@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Sequence, Tuple, Type, TypeVar
 
 import numpy as np
 
@@ -49,6 +49,9 @@ class Mask:
     def __invert__(self) -> Mask:
         """What it hides of the rows and keys that exist."""
         return on_each(lambda mask: mask.of if isinstance(mask, Not) else Not(mask), self)
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("mask: expected & for and, | for or, ~ for not, and `is None`: a mask is neither true nor false")
 
     def at(self, row: int = 0, key: int = 0, rows: Optional[int] = None, keys: Optional[int] = None) -> Mask:
         """The part of this mask that begins at (row, key). rows, keys: the whole mask's size; None: as its lists say, or

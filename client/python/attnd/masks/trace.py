@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from .. import _checks
 from .._arrays import Array
@@ -31,10 +32,42 @@ class _Unknown(Exception):
     """The mask_mod says what no kind of mask says."""
 
 
-def from_mask_mod(mask_mod: Any, batch: int, heads: int, rows: int, keys: int, device: Any) -> Mask:
+class _Watched(Tensor):
+    """A number that tells whether anybody reads it."""
+
+    is_read = False
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        def plain(value: Any) -> Any:
+            if not isinstance(value, _Watched):
+                return value
+            value.is_read = True
+            return value.as_subclass(Tensor)
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*tree_map(plain, arguments), **tree_map(plain, keywords or {}))
+
+
+def _refuse_dependence(mask_mod: Callable[..., Any], counts: Dict[str, Optional[int]], device: Any) -> None:
+    """Of a mask_mod that reads the batch entry or the head, of which the caller has not said how many there are."""
+    zeros = [torch.zeros((), dtype=torch.int64, device=device) for _ in range(4)]
+    watched = {name: zero.as_subclass(_Watched) for name, zero in zip(counts, zeros)}
+    try:
+        mask_mod(*watched.values(), *zeros[2:])
+    except Exception:  # noqa: BLE001  whatever a function does with one score; it is called with more below
+        return
+    for name, zero in watched.items():
+        if counts[name] is None and zero.is_read:
+            raise wrong(name, "how many there are, since mask_mod depends on it", None)
+
+
+def from_mask_mod(mask_mod: Any, batch: Optional[int], heads: Optional[int], rows: int, keys: int, device: Any) -> Mask:
     """attnd.masks.from_mask_mod."""
     if not callable(mask_mod):
         raise wrong_type("mask_mod", "a function of batch, head, query and key", mask_mod)
+    if batch is None or heads is None:
+        _refuse_dependence(mask_mod, {"batch": batch, "heads": heads}, device)
+        batch, heads = batch or 1, heads or 1
     sizes = Sizes(_checks.integer("batch", batch, 1, MAX_PATTERNS), _checks.integer("heads", heads, 1, MAX_PATTERNS),
                   _checks.integer("rows", rows, 1, MAX_LENGTH), _checks.integer("keys", keys, 1, MAX_LENGTH))
     if batch * heads > MAX_PATTERNS:

@@ -14,7 +14,7 @@ __all__ = ["StackCall", "adapt"]
 
 
 class StackCall(NamedTuple):
-    """One call of a stack: x [batch, length, width]; what beside it the server needs; how y goes back."""
+    """One call of layers: x [batch, length, width]; what beside it the server needs; how x is brought and y goes back."""
 
     x: Tensor
     causal: bool = False
@@ -31,15 +31,32 @@ class StackCall(NamedTuple):
     sizes: Optional[List[int]] = None  # rows of each of a nested tensor of the older, strided layout
     shape: Optional[torch.Size] = None  # of x and y, where they are rows of no sequence
 
+    @property
+    def is_nested(self) -> bool:
+        return self.nested or self.sizes is not None
+
+    def enter(self, x: Tensor) -> Tensor:
+        """[batch, length, width] of a tensor of x's dimensions; of a nested one its own, which x is."""
+        if self.is_nested:
+            return x
+        if self.shape is not None:
+            return x.reshape(1, -1, x.shape[-1])
+        return x[None] if self.unbatched else x if self.batch_first else x.transpose(0, 1)
+
+    def leave(self, y: Tensor) -> Tensor:
+        """The opposite of enter."""
+        if self.is_nested:
+            return y
+        if self.shape is not None:
+            return y.reshape(self.shape)
+        return y[0] if self.unbatched else y if self.batch_first else y.transpose(0, 1).contiguous()
+
     def give(self, y: Tensor) -> Any:
-        """y [batch, length, width] as the layer's class returns it."""
+        """What leave gave, as the layer's class returns it."""
         if self.nested:
             return torch.nested.nested_tensor_from_jagged(y[0], self.cu_seqlens)
         if self.sizes is not None:
             return torch.nested.as_nested_tensor([one[:rows] for one, rows in zip(y, self.sizes)])
-        if self.shape is not None:
-            return y.reshape(self.shape)
-        y = y[0] if self.unbatched else y if self.batch_first else y.transpose(0, 1)
         return (y, None) if self.as_tuple else y
 
 
@@ -199,9 +216,9 @@ def _model_layer(layer: nn.Module, layers: Sequence[Described], bound: inspect.B
     for name in _ABSENT:
         if given.get(name) is not None:
             raise Unimplemented(f"{name}: expected None inside a remote stack", field=name)
-    for name in ("output_attentions", "output_hidden_states"):
-        if given.get(name):
-            raise Unimplemented(f"{name}: expected False: what is inside a remote stack stays there", field=name)
+    if given.get("output_attentions"):
+        raise Unimplemented("output_attentions: expected False: what is inside a layer on a daemon stays there",
+                            field="output_attentions")
     for name in _CACHES:
         if given.get(name) is not None:
             raise Unimplemented(f"{name}: expected None: a remote stack keeps no keys and values; call the model, or its "

@@ -1,23 +1,31 @@
-"""StackLayer: a layer of a remote stack, as loops over it find them; Pending: what one gives to the next.
+"""Calls of the layers of a stack, one by one, as loops over them make them.
 
-The last layer's call runs all of them, as one call of the daemon. What is between two layers does not exist here, so that
-anything else done with it, or a layer left out, is refused.
+A layer's output is a Deferred. A call of the next layer with it extends the chain; what anybody else looks at, or keeps beside
+the chain, is computed: consecutive layers whose outputs are gone by then are one call of the daemon, and what a loop over all
+layers leaves is one call of the whole module. A layer is a function of its input, weights and seed, so that nothing depends
+on where a chain is cut.
 """
 from __future__ import annotations
 
-from typing import Any, Dict, NoReturn, Sequence, Tuple
+import inspect
+import types
+import weakref
+from typing import Any, Dict, List, NoReturn, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import Unimplemented
+from ..errors import FailedPrecondition, wrong
+from .calls import StackCall, adapt
+from .deferred import Deferred
+from .module import Module
+from .remote_call import LayerCall, Part, Run
 
-__all__ = ["Pending", "StackLayer", "advance", "uncompiled"]
+__all__ = ["LayerForward", "advance", "call_layers", "uncompiled"]
 
 RemoteStack = Any  # stack.RemoteStack
 
-_INSTEAD = ("; the layers of one stack run as one call. To look between them, offload those before and after as two stacks, "
-            "or each layer alone: `for n in range(len(layers)): layers[n] = attnd.torch.offload(layers[n])` before")
+_X = {"tensor": "input", "encoder": "src", "decoder": "tgt", "attention": "query"}  # a model's: hidden_states
 
 
 def uncompiled(function: Any) -> Any:
@@ -27,195 +35,227 @@ def uncompiled(function: Any) -> Any:
     return disable(function)
 
 
-def _refuse(what: str) -> NoReturn:
-    raise Unimplemented(what + _INSTEAD, field="layers")
+class Seed:
+    """Dropout's, of layers that follow each other: each is dropped at its own sites."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: Optional[int] = None
+
+    def draw(self) -> int:
+        if self.value is None:
+            self.value = int(torch.randint(2 ** 62, (1,), device="cpu"))
+        return self.value
 
 
-_AS_X = {"shape", "dtype", "device", "layout", "ndim", "size", "dim", "numel", "is_nested", "is_cuda", "is_floating_point"}
+class Chain:
+    """What calls that extend each other have in common."""
+
+    def __init__(self, stack: RemoteStack, first: int, module: Module, versions: Any, call: StackCall,
+                 arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> None:
+        self.stack, self.first, self.module, self.versions, self.call = stack, first, module, versions, call
+        self.arguments, self.keywords = arguments, keywords
+        self.grad_enabled = torch.is_grad_enabled()
+        self.read = _versions(arguments, keywords)
 
 
 class Pending:
-    """The output of all layers before `following`, which nobody has computed."""
+    """A call of layers [first, end), as forward knows it. Its output has it, and calls that extend it until they are done."""
 
-    __slots__ = ("stack", "arguments", "keywords", "following", "grad_enabled", "version", "used")
+    __slots__ = ("part", "chain", "seed", "drops", "before", "x", "value", "is_now", "is_kept", "is_used", "node", "output",
+                 "__weakref__")
 
-    def __init__(self, stack: RemoteStack, arguments: Tuple[Any, ...], keywords: Dict[str, Any], following: int) -> None:
-        self.stack, self.arguments, self.keywords, self.following = stack, arguments, keywords, following
-        self.grad_enabled, self.version, self.used = torch.is_grad_enabled(), _versions(arguments, keywords), False
+    def __init__(self, chain: Chain, layers: Tuple[int, int], seed: Seed, drops: bool, before: Optional[Pending],
+                 x: Optional[Tensor], is_now: bool = False) -> None:
+        self.part = Part(chain.stack, layers)
+        self.part.pending = weakref.ref(self)
+        self.chain, self.seed, self.drops = chain, seed, drops
+        self.before, self.x = before, x  # the call that it extends, or what it reads
+        self.value: Optional[Tensor] = None
+        self.is_now = is_now
+        self.is_kept = False  # is wanted, or will be
+        self.is_used = False  # by another layer
+        self.node: Optional[int] = None  # its own in autograd's graph
+        self.output: Any = lambda: None  # weak reference to the Deferred
 
-    def refuse(self, what: str) -> NoReturn:
-        _refuse(f"{what}: the output of layer {self.following - 1} of {len(self.stack)} offloaded layers can go into the "
-                "next layer alone")
+    def result(self) -> Tensor:
+        if self.value is None:
+            self.value = self.compute()
+        return self.value
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)
-        if name in _AS_X:
-            return getattr(self._x, name)
-        self.refuse(name)
-
-    @property
-    def _x(self) -> Tensor:
-        """What layer 0 got: the output has its shape, type and place."""
-        given = [*self.arguments, *self.keywords.values()]
-        return next(value for value in given if isinstance(value, Tensor))
-
-    @property
-    def requires_grad(self) -> bool:
-        return self.grad_enabled and (self._x.requires_grad or any(p.requires_grad for p in self.stack.parameters()))
-
-    def __repr__(self) -> str:
-        return f"<output of layer {self.following - 1} of an offloaded stack>"
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, arguments: Sequence[Any] = (), keywords: Any = None) -> Any:
-        given = _flat([*arguments, *(keywords or {}).values()])
-        next(value for value in given if isinstance(value, Pending)).refuse(getattr(function, "__name__", "a function"))
-
-
-def _operator(name: str) -> Any:
-    def refuse(self: Pending, *_: Any) -> NoReturn:
-        self.refuse(name.strip("_"))
-    return refuse
-
-
-for _name in ("add radd sub rsub mul rmul truediv rtruediv matmul rmatmul pow rpow neg abs iadd isub imul itruediv lt le gt "
-              "ge len iter getitem setitem bool float int index array").split():
-    setattr(Pending, f"__{_name}__", _operator(f"__{_name}__"))
+    def compute(self) -> Tensor:
+        """Runs it and all that it extends."""
+        with self.part.stack._lock, torch.inference_mode(False), torch.no_grad():
+            if self.value is not None:
+                return self.value
+            waiting = [self]
+            while waiting[-1].before is not None and waiting[-1].before.part.run is None:
+                waiting.append(waiting[-1].before)
+            waiting.reverse()
+            together: List[Pending] = []
+            for one, following in zip(waiting, [*waiting[1:], self]):
+                together.append(one)
+                is_cut = one.is_kept or one.output() is not None or (one.part.needs_grad and not following.part.needs_grad)
+                if one is self or is_cut:
+                    one.value = _run(together)
+                    together = []
+            made = self.value
+            assert made is not None
+            if self.output() is None and not self.is_kept:
+                self.value = None  # it is who asked that has it
+            return made
 
 
-def _flat(values: Any) -> Any:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _flat(value)
-        else:
-            yield value
+def _run(calls: List[Pending]) -> Tensor:
+    first, last = calls[0], calls[-1]
+    chain, stack = first.chain, first.chain.stack
+    if _versions(chain.arguments, chain.keywords) != chain.read:
+        raise FailedPrecondition("layers: expected inputs as they were in the call, got one that was changed in place before "
+                                 "its output was looked at; change a copy of it")
+    x = first.x if first.before is None else first.before.value
+    assert x is not None
+    run = Run(stack, chain.module, chain.versions, chain.call, (first.part.layers[0], last.part.layers[1]))
+    drops = any(one.drops for one in calls)
+    y = run.forward(x.detach(), last.part.needs_grad, drops, first.seed.draw() if drops else 0)
+    begins = next((one.part for one in calls if one.part.needs_grad), last.part)
+    begins.begins = last.part.ends = True
+    run.wants_dx = begins.wants_dx and (begins is first.part or chain.call.memory is not None)
+    for one in calls:
+        one.part.run = run
+        one.before = one.x = one.chain = None
+    return y
 
 
-def _versions(arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Tuple[int, ...]:
-    return tuple(value._version for value in [*arguments, *keywords.values()]
-                 if isinstance(value, Tensor) and not value.is_inference() and not value.is_nested)
-
-
-def _same(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return (one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
-                and bool(torch.equal(one, other)))
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return type(one) is type(other) and not isinstance(one, Tensor) and bool(one == other)
-
-
-def _restored(value: Any, first: Pending) -> Any:
-    return first.arguments[0] if value is first and first.arguments else value
-
-
-def advance(stack: RemoteStack, index: int, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Any:
-    """A call of one layer."""
-    before = next((value for value in [*arguments, *keywords.values()] if isinstance(value, Pending)), None)
-    count = len(stack)
-    if before is None:
-        if index != 0:
-            _refuse(f"layers[{index}]: expected the output of layers[{index - 1}], got another tensor")
-        before = Pending(stack, arguments, keywords, 0)
-    else:
-        if before.stack is not stack or before.following != index:
-            _refuse(f"layers[{index}]: expected the output of layer {index - 1} of its own stack, got that of layer "
-                    f"{before.following - 1}")
-        if before.used:
-            _refuse(f"layers[{index}]: the output of layer {index - 1} was used before, and can be used once")
-        before.used = True
-        if torch.is_grad_enabled() != before.grad_enabled:
-            _refuse(f"layers[{index}]: gradients are switched on or off between layers, as checkpointing of each layer does")
-        if _versions(before.arguments, before.keywords) != before.version:
-            _refuse(f"layers[{index}]: an input of layer 0 was changed in place between layers")
-        first = before.arguments[0] if before.arguments else None
-        given = tuple(first if value is before else value for value in arguments)
-        named = {name: before.keywords.get(name) if value is before else value for name, value in keywords.items()}
-        if (len(given) != len(before.arguments) or set(named) != set(before.keywords)
-                or not all(map(_same, given, before.arguments))
-                or not stack.takes_alike(index, before.arguments, before.keywords, given, named, _same)):
-            _refuse(f"layers[{index}]: expected the arguments that layer 0 got, got others")
-    if index == count - 1:
-        return stack.run(before.arguments, before.keywords)
-    following = Pending(stack, before.arguments, before.keywords, index + 1)
-    return (following, None) if stack.gives_pairs else following
-
-
-class StackLayer(nn.Module):
-    """A layer of the stack: its parameters, names, options and hooks are the layer's own; its call is the stack's."""
-
-    _stack: RemoteStack
-    _index: int
-    _layer: Any
+class LayerForward:
+    """The forward of an offloaded layer, in place of its class's."""
 
     def __init__(self, stack: RemoteStack, index: int, layer: nn.Module) -> None:
-        super().__init__()
-        own = self.__dict__
-        for name in [name for name in own if name in layer.__dict__]:
-            own[name] = layer.__dict__[name]
-        own.update(_stack=stack, _index=index, _layer=layer)
-        own.pop("training", None)
+        self._stack, self._index, self._class, self._layer = stack, index, type(layer), weakref.ref(layer)
 
     @property
-    def training(self) -> bool:
-        return bool(self._layer.training) if "_layer" in self.__dict__ else True
+    def index(self) -> int:
+        return self._index
 
-    @training.setter
-    def training(self, mode: bool) -> None:
-        if "_layer" in self.__dict__:
-            self._layer.training = mode
+    @property
+    def layer(self) -> Optional[nn.Module]:
+        return self._layer()
 
-    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(types.MethodType(self._class.forward, self))
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
-            return uncompiled(advance)(self._stack, self._index, arguments, keywords)
-        return advance(self._stack, self._index, arguments, keywords)
+            return uncompiled(advance)(self, self._stack, arguments, keywords, True)
+        return advance(self, self._stack, arguments, keywords)
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:  # for isinstance
-        return type(self._layer) if "_layer" in self.__dict__ else StackLayer
+    def copy_layer(self, memo: Dict[int, Any]) -> nn.Module:
+        made: nn.Module = self._stack.copy_of_layer(self._index, memo)
+        return made
 
-    # Of a layer that is a Sequential.
-    def __len__(self) -> int:
-        return len(self._layer)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __iter__(self) -> Any:
-        return iter(self._layer)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._layer[index]
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self._layer[index] = value
-
-    def __delitem__(self, index: Any) -> None:
-        del self._layer[index]
-
-    def _get_name(self) -> str:
-        return f"{type(self._layer).__name__} on a daemon"
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("_stack", "_index", "_layer"):
-            raise AttributeError(name)
-        return getattr(self._layer, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "training" or "_layer" not in self.__dict__:
-            super().__setattr__(name, value)
-        else:
-            setattr(self._layer, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._layer, name)
+    def __deepcopy__(self, memo: Dict[int, Any]) -> NoReturn:
+        raise TypeError("copy.deepcopy: expected the stack, or a layer of it")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._stack.__reduce_ex__(protocol)
 
-    def __deepcopy__(self, memo: Dict[int, Any]) -> nn.Module:
-        made: nn.Module = self._stack.copy_of_layer(self._index, memo)
-        return made
+
+def _versions(arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Tuple[int, ...]:
+    with torch._C.DisableTorchFunctionSubclass():
+        return tuple(value._version for value in [*arguments, *keywords.values()]
+                     if isinstance(value, Tensor) and not value.is_inference() and not value.is_nested)
+
+
+def same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, Deferred) or isinstance(other, Deferred):
+        return False
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return (one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+                and bool(torch.equal(one, other)))
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and not isinstance(one, Tensor) and bool(one == other)
+
+
+def _input_of(kind: str, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Any:
+    return arguments[0] if arguments else keywords.get(_X.get(kind, "hidden_states"))
+
+
+def _is_as_given(x: Deferred) -> bool:
+    """Nobody has written it, or put it elsewhere in autograd's graph."""
+    with torch._C.DisableTorchFunctionSubclass():
+        node = None if x.grad_fn is None else id(x.grad_fn)
+        return (node == x._pending.node and x.requires_grad == x._pending.part.needs_grad
+                and (x.is_inference() or x._version == 0))
+
+
+def _extends(stack: RemoteStack, index: int, x: Any, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> bool:
+    if not isinstance(x, Deferred):
+        return False
+    before = x._pending
+    if before.part.stack is not stack or before.part.run is not None or before.is_used or not _is_as_given(x):
+        return False
+    chain = before.chain
+    if before.part.layers[1] != index or chain.grad_enabled != torch.is_grad_enabled():
+        return False
+    first = _input_of(stack.kind, chain.arguments, chain.keywords)
+    given = tuple(first if value is x else value for value in arguments)
+    named = {name: first if value is x else value for name, value in keywords.items()}
+    if len(given) != len(chain.arguments) or set(named) != set(chain.keywords):
+        return False
+    return (all(map(same, given, chain.arguments))
+            and bool(stack.takes_alike((chain.first, index), chain.arguments, chain.keywords, given, named)))
+
+
+def advance(forward: LayerForward, stack: RemoteStack, arguments: Tuple[Any, ...], keywords: Dict[str, Any],
+            is_now: bool = False) -> Any:
+    """A call of one layer."""
+    with stack._lock:
+        changed, index = stack.look(), forward.index
+        if not stack.has(forward):
+            raise FailedPrecondition("layer: expected a layer of an offloaded stack, got one that another has replaced there")
+        x = _input_of(stack.kind, arguments, keywords)
+        before: Optional[Pending] = x._pending if isinstance(x, Deferred) and x._pending.part.stack is stack else None
+        follows = before is not None and before.part.layers[1] <= index and not before.is_used
+        seed = before.seed if before is not None and follows else Seed()
+        extends = not changed and not is_now and _extends(stack, index, x, arguments, keywords)
+        if before is not None:
+            before.is_kept |= before.is_used
+            before.is_used = True
+        if extends:
+            assert before is not None
+            return _call(stack, Pending(before.chain, (index, index + 1), seed, stack.drops((index, index + 1)), before,
+                                        None), x)
+        return call_layers(stack, (index, index + 1), arguments, keywords, seed, is_now)
+
+
+def call_layers(stack: RemoteStack, layers: Tuple[int, int], arguments: Tuple[Any, ...], keywords: Dict[str, Any],
+                seed: Optional[Seed] = None, is_now: bool = True) -> Any:
+    """A call that extends no other."""
+    call = adapt(stack[layers[0]], stack.described[layers[0]:layers[1]], arguments, keywords)
+    x = call.x if call.is_nested else _input_of(stack.kind, arguments, keywords)
+    if x.shape[-1] != stack.described[0].width:
+        raise wrong("x", f"{stack.described[0].width} columns", x.shape[-1])
+    wants = torch.is_grad_enabled() and (x.requires_grad or stack.trains((0, len(stack)))
+                                         or (call.memory is not None and call.memory.requires_grad))
+    module, versions = stack.begin(call, wants)
+    chain = Chain(stack, layers[0], module, versions, call, arguments, keywords)
+    return _call(stack, Pending(chain, layers, seed or Seed(), stack.drops(layers), None, x, is_now or call.is_nested), x)
+
+
+def _call(stack: RemoteStack, pending: Pending, x: Tensor) -> Any:
+    layers, call = pending.part.layers, pending.chain.call
+    if pending.drops:
+        pending.seed.draw()
+    tensors = [] if stack._options.server_optimizer else [stack._tensors()[name] for name in stack.names_of(layers)]
+    apply: Any = LayerCall.apply
+    y = apply(pending, stack._anchor if stack.trains(layers) else None, x, call.memory, *tensors)
+    if isinstance(y, Deferred):
+        with torch._C.DisableTorchFunctionSubclass():
+            pending.node = None if y.grad_fn is None else id(y.grad_fn)
+            pending.part.needs_grad = y.requires_grad
+        stack.watch_over(pending)
+    return call.give(y)

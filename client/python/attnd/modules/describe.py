@@ -16,12 +16,14 @@ def describe(module: nn.Module, variant: Variant) -> Described:
     if any(tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16) for tensor in tensors):
         refuse(module, f"parameters have to be float32, float16 or bfloat16, got {tensors[0].dtype}")
     for name, inner in module.named_modules():
-        if "forward" in inner.__dict__:
-            refuse(module, f"{name or 'it'} has a forward of its own, put in place of its class's")
-        if inner._forward_pre_hooks or inner._forward_hooks or inner._backward_hooks or inner._backward_pre_hooks:
-            refuse(module, f"hooks do not run inside a remote layer, and {name or 'it'} has some")
         if hasattr(inner, "parametrizations"):
             refuse(module, f"{name or 'it'} has parametrizations")
+        if not name:
+            continue  # what is put around a whole layer runs
+        if "forward" in inner.__dict__:
+            refuse(module, f"{name} has a forward of its own, put in place of its class's")
+        if inner._forward_pre_hooks or inner._forward_hooks or inner._backward_hooks or inner._backward_pre_hooks:
+            refuse(module, f"hooks do not run inside a remote layer, and {name} has some")
     make = Maker(module, variant.dropout)
     found = _describer(module)(make, module, variant)
     missing = sorted({name for name, _ in module.named_parameters()} - set(found.names))

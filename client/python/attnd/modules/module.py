@@ -226,6 +226,7 @@ class Module:
                 positions: Optional[Sequence[int]] = None, cu_seqlens: Optional[ArrayLike] = None,
                 memory: Optional[ArrayLike] = None, memory_lengths: Optional[ArrayLike] = None,
                 memory_cu_seqlens: Optional[ArrayLike] = None, seed: int = 0, offset: int = 0,
+                layers: Optional[Tuple[int, int]] = None, makes_room: bool = False,
                 timeout: Optional[float] = None) -> Any:
         """y of x [batch, length, width] (or [length, width]) in the layout's element; with keep, (y, activations).
 
@@ -233,7 +234,8 @@ class Module:
         length or 1, length], True = attend. positions: of each row, for rotary. memory [batch, rows, memory_width], and
         memory_lengths as kv_lengths. cu_seqlens [batch + 1]: x [total, width] holds sequences end to end, the first row of
         each and the total; memory_cu_seqlens for memory [total, memory_width]. seed, offset: dropout's; offset numbers the
-        micro-batch.
+        micro-batch. layers: (first, end) of those to run, None: all; x is the first one's input, and a backward is of the same
+        ones. makes_room: where activations that wait for their backward leave no room, the oldest are computed again then.
         """
         taken = self._array("x", x)
         shape = taken.shape if taken.ndim == 3 else (1, *taken.shape)
@@ -244,7 +246,11 @@ class Module:
         second = None if memory is None else self._array("memory", memory)
         rows += self._memory_rows(shape, second, memory_lengths, memory_cu_seqlens, cu_seqlens is not None)
         header = (wire.message(3, rows) + wire.number(5, int(training)) + wire.fixed64(6, seed % (1 << 64))
-                  + wire.number(7, offset))
+                  + wire.number(7, offset) + wire.number(13, int(makes_room)))
+        if layers is not None:
+            if not 0 <= layers[0] < layers[1] <= len(self.layout.layers):
+                raise wrong("layers", f"(first, end) within 0 and {len(self.layout.layers)}", layers)
+            header += wire.number(14, layers[0]) + wire.number(15, layers[1])
         y = np.empty(taken.shape, taken.dtype)
         kept = Activations(self._native, taken.shape, second)
         tensors = _native.ModuleForward(

@@ -141,8 +141,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
         for stack, names in self._names(groups):
             stack.claim(self, self.spec, names)
 
-    def _steps(self) -> List[Tuple[RemoteStack, Dict[str, StepValues]]]:
-        made: Dict[int, Tuple[RemoteStack, Dict[str, StepValues]]] = {}
+    def _steps(self) -> List[Tuple[RemoteStack, Dict[str, Tuple[StepValues, float]]]]:
+        """Of each parameter, and what its gradient is multiplied by."""
+        made: Dict[int, Tuple[RemoteStack, Dict[str, Tuple[StepValues, float]]]] = {}
         for group in self.param_groups:
             values: Optional[StepValues] = None
             for parameter in group["params"]:
@@ -151,7 +152,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                     parameter.grad  # raises, where one is lost
                 if found is not None:
                     values = values or _values_of(self._kind, group)
-                    made.setdefault(id(found[0]), (found[0], {}))[1][found[1]] = values
+                    made.setdefault(id(found[0]), (found[0], {}))[1][found[1]] = values, -1.0 if group.get("maximize") else 1.0
         for stack, names in made.values():
             joined = [name for name in names if stack.owner(name) is None]
             if joined:  # layers that came in the place of others, groups that were written by hand
@@ -233,8 +234,6 @@ def _spec_of(kind: type, group: Dict[str, Any]) -> Union[AdamW, SGD]:
 
 def _values_of(kind: type, group: Dict[str, Any]) -> StepValues:
     """A group's options as they stand."""
-    if group.get("maximize"):
-        raise TypeError("optimizer: expected maximize=False for parameters on a daemon; negate the loss")
     if group.get("differentiable"):
         raise TypeError("optimizer: expected differentiable=False for parameters on a daemon")
     lr, decay = float(group["lr"]), float(group.get("weight_decay", 0.0))

@@ -36,7 +36,7 @@ _READ_PROPERTIES = frozenset("""
 _LIKE = {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"}  # new tensors, which are here
 
 
-def _called(function: Any) -> Tuple[str, str]:
+def called(function: Any) -> Tuple[str, str]:
     """The function's name, and "get" or "set" where it is a property's."""
     name = getattr(function, "__name__", str(function))
     if name in ("__get__", "__set__", "__delete__"):
@@ -76,7 +76,7 @@ class _Numbers:
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Sequence[Any] = (),
                            keywords: Optional[Dict[str, Any]] = None) -> Any:
-        name, how = _called(function)
+        name, how = called(function)
         if _is_harmless(name, how):
             made = _plain(function, arguments, keywords)
             if name == "requires_grad_":
@@ -264,7 +264,7 @@ class RemoteGradient(Tensor):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Sequence[Any] = (),
                            keywords: Optional[Dict[str, Any]] = None) -> Any:
-        name, how = _called(function)
+        name, how = called(function)
         if _is_harmless(name, how):
             return _plain(function, arguments, keywords)
         first = arguments[0] if arguments else None

@@ -16,8 +16,9 @@ __all__ = ["Parts"]
 class Parts:
     def __init__(self, prefixes: Iterable[str], layers: Sequence[Described]) -> None:
         self._parts: Dict[str, List[Tuple[str, int]]] = {}  # by the module's name: the layout's, and rows
+        self.prefixes = list(prefixes)
         self.names: List[str] = []  # of the module, for each parameter of the layout
-        for prefix, layer in zip(prefixes, layers):
+        for prefix, layer in zip(self.prefixes, layers):
             for inner, (own, shape) in zip(layer.names, layer.block.parameters):
                 self.names.append(prefix + inner)
                 self._parts.setdefault(prefix + inner, []).append((prefix + own, shape[0]))

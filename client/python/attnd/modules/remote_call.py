@@ -1,105 +1,146 @@
-"""RemoteCall: a call of a stack and its backward, as autograd has them."""
+"""LayerCall: a call of a stack's layers as autograd has it; Run: one call of the daemon and its backward, which does several
+such calls, one layer's output into the next, at once."""
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from ..errors import FailedPrecondition, ResourceExhausted, Unavailable
+from ..errors import FailedPrecondition
 from .calls import StackCall
+from .deferred import Deferred
+from .module import Module
 from .numbers import bits_of, tensor_of
 
-__all__ = ["RemoteCall"]
+__all__ = ["LayerCall", "Part", "Run"]
 
 RemoteStack = Any  # stack.RemoteStack
+Pending = Any  # chain.Pending
 
 
-class RemoteCall(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, stack: RemoteStack, call: StackCall, grad_enabled: bool, anchor: Optional[Tensor], x: Tensor,
-                memory: Optional[Tensor], *tensors: Tensor) -> Tensor:
-        with_gradient = grad_enabled and any(ctx.needs_input_grad)
-        with stack._lock:
-            return RemoteCall._forward(ctx, stack, call, with_gradient, x, memory, bool(tensors))
+class Run:
+    """Layers [first, end) on the daemon."""
 
-    @staticmethod
-    def _forward(ctx: Any, stack: RemoteStack, call: StackCall, with_gradient: bool, x: Tensor, memory: Optional[Tensor],
-                 is_local: bool) -> Tensor:
-        stack.flush()
-        module, drops = stack._ensure(call, with_gradient)
-        ctx.versions = stack.send_changed(module) if is_local else ()
-        drops = drops and module.layout.drops
-        seed = int(torch.randint(2 ** 62, (1,))) if drops else 0
-        ctx.stack, ctx.module, ctx.x_type, ctx.device = stack, module, x.dtype, x.device
-        ctx.has_memory, ctx.is_packed = memory is not None, call.cu_seqlens is not None
-        if memory is not None:
-            ctx.memory_type, ctx.memory_device = memory.dtype, memory.device
+    def __init__(self, stack: RemoteStack, module: Module, versions: Any, call: StackCall, layers: Tuple[int, int]) -> None:
+        self.stack, self.module, self.versions, self.call, self.layers = stack, module, versions, call, layers
+        self.wants_dx = False  # or the memory's gradient
+        self.activations: Any = None
+        self.x_type, self.device, self.memory_like = torch.float32, torch.device("cpu"), call.memory
+        # Of the backward that is under way.
+        self.dx: Optional[Tensor] = None
+        self.d_memory: Optional[Tensor] = None
+        self.gradients: Dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor, keep: bool, drops: bool, seed: int) -> Tensor:
+        call, module = self.call, self.module
+        self.x_type, self.device = x.dtype, x.device
+        nothing = torch.empty(0)
+        if call.memory is not None:
+            self.memory_like = nothing.to(call.memory.device, call.memory.dtype)
+        self.call = call._replace(x=nothing, memory=None)  # for the backward
         if x.numel() == 0:
-            ctx.activations = None
             return torch.empty_like(x)
+        element, rows = module.layout.element, call.enter(x)
         given: Dict[str, Any] = dict(kv_lengths=call.kv_lengths, positions=call.positions, seed=seed,
                                      mask=None if call.mask is None else call.mask.cpu().numpy(),
-                                     timeout=stack._options.timeout)
-        element = module.layout.element
-        bits = bits_of(x[0] if call.cu_seqlens is not None else x, element)
+                                     timeout=self.stack._options.timeout)
+        if self.layers != (0, len(self.stack)):
+            given["layers"] = self.layers
         if call.cu_seqlens is not None:
             given["cu_seqlens"] = call.cu_seqlens.tolist()
-        if memory is not None:
-            given.update(memory=bits_of(memory, element), memory_lengths=call.memory_lengths)
-        if with_gradient:
-            try:
-                y, ctx.activations = module.forward(bits, keep=True, **given)
-            except Unavailable as error:
-                if error.reason != "ACTIVATION_PRESSURE":
-                    raise
-                raise ResourceExhausted(
-                    f"kept_rows: expected room for the activations of this call beside those that wait for their backward, "
-                    f"of {module.registration.kept_rows} rows at most: give attnd.torch.offload(..., kept_rows=) the rows "
-                    "of all calls between forward and backward", reason=error.reason, field="kept_rows") from None
+        if call.memory is not None:
+            given.update(memory=bits_of(call.memory, element), memory_lengths=call.memory_lengths)
+        bits = bits_of(rows[0] if call.cu_seqlens is not None else rows, element)
+        if keep:
+            y, self.activations = module.forward(bits, keep=True, makes_room=True, **given)
         else:
-            y = module.forward(bits, training=drops, **given)
-        return tensor_of(y, element, x.dtype, x.device).reshape(x.shape)
+            y = module.forward(bits, training=drops, makes_room=True, **given)
+        return call.leave(tensor_of(y, element, x.dtype, x.device).reshape(rows.shape))
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *outer: Tensor) -> Any:
-        dy, = outer
-        with ctx.stack._lock:
-            return RemoteCall._backward(ctx, dy)
-
-    @staticmethod
-    def _backward(ctx: Any, dy: Tensor) -> Any:
-        stack, module = ctx.stack, ctx.module
+    def backward(self, dy: Tensor) -> None:
+        stack, module, call = self.stack, self.module, self.call
         stack.device = dy.device
         if module is not stack.module:
             raise FailedPrecondition("backward: expected the module of its forward, got one that was registered since: a "
                                      "call between them needed more rows, or another mask")
         local = not stack._options.server_optimizer
-        trained = bool(stack._in_module())
+        names = stack.names_of(self.layers)
+        trained = not stack.in_module().isdisjoint(names) and (local or stack.wants_gradients())
         if not local and trained:
             stack.before_backward()
-        if ctx.activations is None:
-            if not local:
-                stack.after_backward(is_empty=True)
-            zeros = [torch.zeros_like(t) if t.requires_grad else None for t in stack._tensors().values()] if local else ()
-            return (None, None, None, None, torch.empty_like(dy),
-                    None, *zeros)
-        if local and ctx.versions != stack.versions():
+        if self.activations is None:
+            if not local and trained:
+                stack.after_backward(names, is_empty=True)
+            elif local:
+                tensors = stack._tensors()
+                self.gradients = {name: torch.zeros_like(tensors[name]) for name in names if tensors[name].requires_grad}
+            self.dx = torch.empty_like(dy)
+            return
+        if local and self.versions != stack.versions():
             raise RuntimeError("one of the parameters needed for gradient computation has been modified by an inplace "
                                "operation since this stack's forward")
-        element = module.layout.element
-        dx = module.backward(bits_of(dy[0] if ctx.is_packed else dy, element), ctx.activations,
-                             want_dx=any(ctx.needs_input_grad[4:6]), weight_gradients=trained,
-                             timeout=stack._options.timeout)
+        element, rows = module.layout.element, call.enter(dy)
+        dx = module.backward(bits_of(rows[0] if call.cu_seqlens is not None else rows, element), self.activations,
+                             want_dx=self.wants_dx, weight_gradients=trained, timeout=stack._options.timeout)
         if not local and trained:
-            stack.after_backward(is_empty=False)
-        d_memory = None
-        if ctx.has_memory and dx is not None:
+            stack.after_backward(names, is_empty=False)
+        if self.memory_like is not None and dx is not None:
             dx, made = dx
-            d_memory = tensor_of(made, element, ctx.memory_type, ctx.memory_device)
-        given = None if dx is None else tensor_of(dx, element, ctx.x_type, ctx.device).reshape(dy.shape)
-        gradients: Sequence[Optional[Tensor]] = ()
-        if local:
-            gradients = stack.gradients(module) if trained else [None] * len(stack._tensors())
-        return (None, None, None, None, given, d_memory, *gradients)
+            self.d_memory = tensor_of(made, element, self.memory_like.dtype, self.memory_like.device)
+        if dx is not None:
+            self.dx = call.leave(tensor_of(dx, element, self.x_type, self.device).reshape(rows.shape))
+        if local and trained:
+            self.gradients = stack.gradients(module, names)
+
+
+class Part:
+    """What backward knows of a call of layers [first, end): the run that it is a part of, where it has been computed. Gradients
+    of what passes between two parts of one run stay on the daemon: the last part has all of them computed, the first one
+    gives the run's."""
+
+    __slots__ = ("stack", "layers", "pending", "run", "begins", "ends", "needs_grad", "wants_dx")
+
+    def __init__(self, stack: RemoteStack, layers: Tuple[int, int]) -> None:
+        self.stack, self.layers = stack, layers
+        self.pending: Any = lambda: None  # weak reference
+        self.run: Optional[Run] = None
+        self.begins = self.ends = self.needs_grad = self.wants_dx = False
+
+    def backward(self, dy: Tensor) -> Tuple[Any, ...]:
+        if self.run is None:
+            self.pending().compute()
+        run = self.run
+        assert run is not None
+        d_memory: Optional[Tensor] = None
+        if self.ends:
+            run.backward(dy)
+            d_memory, run.d_memory = run.d_memory, None
+        if self.begins:
+            dx, run.dx = run.dx, None
+        else:
+            dx = dy.new_zeros(()).expand(dy.shape)  # nobody reads it
+        if self.stack._options.server_optimizer:
+            return None, None, dx, d_memory
+        gradients: List[Optional[Tensor]] = [run.gradients.get(name) for name in self.stack.names_of(self.layers)]
+        if self.begins:
+            run.gradients = {}
+        return None, None, dx, d_memory, *gradients
+
+
+class LayerCall(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pending: Pending, anchor: Optional[Tensor], x: Tensor, memory: Optional[Tensor],
+                *tensors: Tensor) -> Tensor:
+        part = ctx.part = pending.part
+        part.needs_grad = pending.chain.grad_enabled and any(ctx.needs_input_grad)
+        part.wants_dx = any(ctx.needs_input_grad[2:4])
+        made: Tensor = pending.compute() if pending.is_now else Deferred.of(pending, x)
+        return made
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        dy, = outer
+        with ctx.part.stack._lock:
+            return ctx.part.backward(dy)

@@ -22,7 +22,7 @@ from .._transfer import send
 from ..client import Client
 from ..errors import AttndError, FailedPrecondition, Unimplemented, wrong
 from .calls import StackCall, adapt
-from .chain import StackLayer, uncompiled
+from .chain import LayerForward, call_layers, same, uncompiled
 from .describe import describe
 from .layers import Described, Variant, refuse
 from .layout import Layout
@@ -31,10 +31,9 @@ from .module import AdamW, GradientNorms, Module, Registration, SGD, StepValues
 from .numbers import digest, host, own
 from .parameters import GradientState, RemoteParameter, stack_of
 from .parts import Parts
-from .remote_call import RemoteCall
 from .states import add_inner_hooks, add_stack_hooks, drop_inner_hooks
 from .stepping import Stepping
-from .watch import Watch, refuse_hooks
+from .watch import Watch, has_hooks, refuse_captures, refuse_hooks
 
 __all__ = ["RemoteStack", "layout_of", "replaced", "stack_of"]
 
@@ -85,8 +84,8 @@ def layout_of(layers: Sequence[Tuple[Any, nn.Module]], variant: Variant, element
 class RemoteStack(Stepping, nn.Module):
     """Made by attnd.torch.offload."""
 
-    _handles: List[StackLayer]
-    _anchor: Tensor
+    _anchor: Tensor  # stands for the parameters in autograd's graph
+    _anchor_node: Any
 
     def __init__(self, layers: Sequence[Tuple[str, nn.Module]], client: Client, options: StackOptions) -> None:
         super().__init__()
@@ -119,15 +118,21 @@ class RemoteStack(Stepping, nn.Module):
         self._norms: Optional[Dict[str, List[GradientNorms]]] = None
         self._has_all_norms = False
         # ---- What the layers were when they were described.
-        self._described: List[Described] = []
+        self.described: List[Described] = []
+        self._names: List[List[str]] = []  # of parameters, of each layer
+        self._trains: List[bool] = []
+        self._pending: Any = weakref.WeakSet()  # calls of layers that may not have been computed
         self._cached: Dict[str, nn.Parameter] = {}
         self._watch: Optional[Watch] = None
+        self._seen: List[Any] = []  # the layers
+        self._forwards: Dict[int, nn.Module] = {}  # layers that have the stack's
         self._is_touched = False  # requires_grad of some parameter
         self._is_new = False  # the module was registered for layers that have changed since
         self._trained: Tuple[bool, ...] = ()
         refuse_hooks([layer for _, layer in layers])
-        object.__setattr__(self, "_handles", [StackLayer(self, n, layer) for n, (_, layer) in enumerate(layers)])
-        object.__setattr__(self, "_anchor", torch.zeros(0, requires_grad=True))
+        anchor = torch.zeros(0, requires_grad=True)
+        object.__setattr__(self, "_anchor", anchor)
+        object.__setattr__(self, "_anchor_node", anchor.view_as(anchor).grad_fn.next_functions[0][0])  # type: ignore
         for _, layer in layers:
             add_inner_hooks(self, layer)
         add_stack_hooks(self)
@@ -140,19 +145,22 @@ class RemoteStack(Stepping, nn.Module):
         return next(iter(self._modules.values()))  # type: ignore[return-value]
 
     def __len__(self) -> int:
-        return len(self._handles)
+        return len(self._parts.prefixes)
 
     def __iter__(self) -> Iterator[nn.Module]:
-        return iter(self._handles)
+        return iter([layer for _, layer in self._layers()])
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._handles[index]
+        found = [layer for _, layer in self._layers()][index]
         return nn.ModuleList(found) if isinstance(index, slice) else found
 
+    def __setitem__(self, index: int, layer: nn.Module) -> None:
+        setattr(self, [name for name, _ in self._layers()][index], layer)
+
     @property
-    def gives_pairs(self) -> bool:
-        """Its layers return (y, None)."""
-        return self._described[0].call == "attention"
+    def kind(self) -> str:
+        """How its layers are called, as Described has it."""
+        return self.described[0].call
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
@@ -176,9 +184,7 @@ class RemoteStack(Stepping, nn.Module):
     def __deepcopy__(self, memo: Dict[int, Any]) -> RemoteStack:
         """A stack with weights of its own, without gradients and an optimizer's moments."""
         self._fill_memo(memo)
-        layers = [(name, copy.deepcopy(layer, memo)) for name, layer in self._layers()]
-        for _, layer in layers:
-            drop_inner_hooks(layer)
+        layers = [(name, _copied(layer, memo)) for name, layer in self._layers()]
         made = RemoteStack(layers, self._client, self._options._replace(name=None))
         made.training = self.training
         memo[id(self)] = made
@@ -187,10 +193,7 @@ class RemoteStack(Stepping, nn.Module):
     def copy_of_layer(self, index: int, memo: Dict[int, Any]) -> nn.Module:
         """An ordinary layer with the daemon's weights."""
         self._fill_memo(memo)
-        made = copy.deepcopy(self._layers()[index][1], memo)
-        drop_inner_hooks(made)
-        memo[id(self._handles[index])] = made
-        return made
+        return _copied(self._layers()[index][1], memo)
 
     def _fill_memo(self, memo: Dict[int, Any]) -> None:
         if self._options.server_optimizer and not self._local:
@@ -244,6 +247,7 @@ class RemoteStack(Stepping, nn.Module):
                 self._weights.update({name: own(tensor) for name, tensor in tensors.items()})
             elif tensors:
                 self._refuse_live(what)
+                self.run_pending()
                 self._parts.put(self._module, {"weight": {name: host(tensor) for name, tensor in tensors.items()}},
                                 timeout=self._options.timeout)
                 self._norms = None
@@ -272,17 +276,19 @@ class RemoteStack(Stepping, nn.Module):
 
     def _refresh(self) -> bool:
         """Looks at the layers where something about them has changed. Whether it has."""
-        if self._watch is not None and not self._watch.changed():
+        if self._watch is not None and self._seen == [*self._modules.values()] and not self._watch.changed():
             if not self.is_remote:  # of ordinary parameters nobody tells
                 found = tuple(tensor.requires_grad for tensor in self._cached.values())
                 self._is_touched = found != self._trained
             if self._is_touched:
-                self._trained = tuple(tensor.requires_grad for tensor in self._cached.values())
                 self._is_touched = False
+                self._look_at_trained()
                 return True
             return False
         layers = self._layers()
-        if len(layers) != len(self._handles):
+        for n, (name, layer) in enumerate(layers):
+            self._put_forward(n, name, layer)
+        if len(layers) != len(self):
             raise TypeError("offload: expected the layers that were offloaded; give others to attnd.torch.offload")
         described = self._describe(layers)
         parts = Parts([f"{name}." for name, _ in layers], described)
@@ -293,16 +299,31 @@ class RemoteStack(Stepping, nn.Module):
                   for inner in found.names}
         if self.is_remote:
             self._take_parameters(cached)
-        self._parts, self._described, self._cached = parts, described, cached
+        self._parts, self.described, self._cached = parts, described, cached
         refuse_hooks([layer for _, layer in layers])  # also of what came since
         for _, layer in layers:
             add_inner_hooks(self, layer)
-        for n, (_, layer) in enumerate(layers):
-            if self._handles[n]._layer is not layer:
-                self._handles[n] = StackLayer(self, n, layer)
+        self._names = [[f"{name}.{inner}" for inner in dict.fromkeys(found.names)]
+                       for (name, _), found in zip(layers, described)]
+        self._seen = [*self._modules.values()]
         self._watch, self._is_touched = Watch([layer for _, layer in layers]), False
-        self._trained = tuple(tensor.requires_grad for tensor in self._cached.values())
+        self._look_at_trained()
         return True
+
+    def _look_at_trained(self) -> None:
+        self._trained = tuple(tensor.requires_grad for tensor in self._cached.values())
+        self._trains = [any(self._cached[name].requires_grad for name in names) for names in self._names]
+
+    def _put_forward(self, index: int, name: str, layer: nn.Module) -> None:
+        """The stack's, where the layer has not had it."""
+        forward = layer.__dict__.get("forward")
+        if self._forwards.get(index) is layer:
+            return  # with what has been put around it since
+        if forward is not None and not isinstance(forward, LayerForward):
+            refuse(layer, "it has a forward of its own, put in place of its class's")
+        mine = LayerForward(self, index, layer)
+        layer.__dict__.update(forward=mine, __deepcopy__=mine.copy_layer)
+        self._forwards[index] = layer
 
     def _take_parameters(self, cached: Dict[str, nn.Parameter]) -> None:
         """Those that are still here."""
@@ -367,6 +388,7 @@ class RemoteStack(Stepping, nn.Module):
                 self._parked.clear()
         moments = self.moments()
         if old is not None:
+            self.run_pending()
             old.release(timeout=options.timeout)
         kept = 2 * max_rows if options.kept_rows is None else options.kept_rows
         ttl = _LEASE if options.name is None else _NAMED_LEASE
@@ -386,13 +408,13 @@ class RemoteStack(Stepping, nn.Module):
             if old is None:
                 weakref.finalize(self, _release, self._held)
 
-    def _ensure(self, call: StackCall, with_gradient: bool) -> Tuple[Module, bool]:
-        """The module for the call, and whether the call drops."""
+    def _ensure(self, call: StackCall, with_gradient: bool) -> Module:
+        """The module for the call."""
         rows = max(1, call.x.shape[0] * call.x.shape[1])
         most = self._options.max_rows or rows
         memory_rows = 0 if call.memory is None else call.memory.shape[0] * call.memory.shape[1]
         most_memory = memory_rows
-        training = frozenset().union(*(layer.training for layer in self._described))
+        training = frozenset().union(*(layer.training for layer in self.described))
         drops = True in training
         dropout = "own" if len(training) == 2 else "none" if with_gradient and training == {False} else "all"
         variant = Variant(call.causal, dropout, self._frozen())
@@ -404,43 +426,84 @@ class RemoteStack(Stepping, nn.Module):
             if fits and (variant == was and not self._is_new or layout_of(
                     self._layers(), variant, self._options.element).serialize() == self._module.layout.serialize()):
                 self._needs, self._is_new = (variant, most, most_memory), False
-                return self._module, drops
+                return self._module
         self._register(variant, max(rows, most), max(memory_rows, most_memory))
         self._is_new = False
         assert self._module is not None
-        return self._module, drops
+        return self._module
 
     # ---- A call.
 
-    def takes_alike(self, index: int, first: Tuple[Any, ...], first_named: Dict[str, Any], arguments: Tuple[Any, ...],
-                    named: Dict[str, Any], same: Any) -> bool:
-        """Whether layer `index` means by its keywords what layer 0 meant by its own."""
-        if all(same(first_named[name], named[name]) for name in named if name not in _IGNORED):
+    def look(self) -> bool:
+        """Whether the layers are others than at the last call; they are described anew then."""
+        if self._local:
+            raise FailedPrecondition("local_weights: expected no call of the layers in this block: they run on the daemon, "
+                                     "which gets the weights at its end")
+        refuse_captures()
+        changed = self._refresh()
+        self._is_new |= changed
+        return changed
+
+    def has(self, forward: LayerForward) -> bool:
+        """Its layer is one of these."""
+        return self._forwards.get(forward.index) is forward.layer
+
+    def begin(self, call: StackCall, with_gradient: bool) -> Tuple[Module, Any]:
+        """The module for a call, with present weights; with optimizer="local", what tells a change of them."""
+        self.flush()
+        module = self._ensure(call, with_gradient)
+        return module, self.send_changed(module) if not self._options.server_optimizer else ()
+
+    def wants_gradients(self) -> bool:
+        """Whether the backward that is under way is of parameters too: not that of torch.autograd.grad(y, x)."""
+        return bool(torch._C._will_engine_execute_node(self._anchor_node))
+
+    def names_of(self, layers: Tuple[int, int]) -> List[str]:
+        """Parameters of layers [first, end)."""
+        return [name for names in self._names[slice(*layers)] for name in names]
+
+    def trains(self, layers: Tuple[int, int]) -> bool:
+        return any(self._trains[slice(*layers)])
+
+    def drops(self, layers: Tuple[int, int]) -> bool:
+        return any(True in one.training for one in self.described[slice(*layers)])
+
+    def watch_over(self, pending: Any) -> None:
+        """A call that is not computed yet, and is before weights change."""
+        self._pending.add(pending)
+
+    def run_pending(self) -> None:
+        waiting, self._pending = list(self._pending), weakref.WeakSet()
+        for pending in waiting:
+            if pending.part.run is None and (pending.is_kept or pending.output() is not None):
+                pending.result()
+
+    def takes_alike(self, indices: Tuple[int, int], first: Tuple[Any, ...], first_named: Dict[str, Any],
+                    arguments: Tuple[Any, ...], named: Dict[str, Any]) -> bool:
+        """Whether the second layer means by its arguments what the first one meant by its own."""
+        layers = [self.described[index] for index in indices]
+        is_alike = layers[0].windows == layers[1].windows and layers[0].causal == layers[1].causal
+        if is_alike and all(same(first_named[name], named[name]) for name in named if name not in _IGNORED):
             return True
-        if self._described[0].call == "tensor":
-            return False
-        one = adapt(self.first, self._described[:1], first, first_named)
-        other = adapt(self._layers()[index][1], self._described[index:index + 1], arguments, named)
+        if layers[0].call == "tensor":
+            return is_alike
+        one, other = [adapt(self[index], [layer], *given) for index, layer, given in zip(
+            indices, layers, ((first, first_named), (arguments, named)))]
         return (one.causal == other.causal and same(one.mask, other.mask) and one.kv_lengths == other.kv_lengths
                 and one.positions == other.positions and same(one.cu_seqlens, other.cu_seqlens)
                 and same(one.memory, other.memory) and one.memory_lengths == other.memory_lengths)
 
     def run(self, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Any:
-        if self._local:
-            raise FailedPrecondition("local_weights: expected no call of the layers in this block: they run on the daemon, "
-                                     "which gets the weights at its end")
+        """All layers."""
         with self._lock:
-            self._is_new |= self._refresh()
-            anchor = self._anchor if any(self._trained) else None
-        call = adapt(self.first, self._described, arguments, keywords)
-        x = call.x
-        if x.shape[-1] != self._described[0].width:
-            raise wrong("x", f"{self._described[0].width} columns", x.shape[-1])
-        every = list(self._tensors().values())
-        tensors = [] if self._options.server_optimizer else every
-        apply: Any = RemoteCall.apply
-        y = apply(self, call, torch.is_grad_enabled(), anchor, x, call.memory, *tensors)
-        return call.give(y)
+            self.look()
+            layers = [layer for _, layer in self._layers()]
+            if not any(has_hooks(layer) or not isinstance(layer.forward, LayerForward) for layer in layers):
+                return call_layers(self, (0, len(self)), arguments, keywords)
+        x = layers[0](*arguments, **keywords)
+        for layer in layers[1:]:
+            x = layer(x[0] if isinstance(x, tuple) else x, *arguments[1:], **keywords)
+        return x
 
     def send_changed(self, module: Module) -> Tuple[Tuple[int, int], ...]:
         """With optimizer="local": puts what has changed here. Gives what tells a change until the backward."""
@@ -448,6 +511,7 @@ class RemoteStack(Stepping, nn.Module):
         present = {name: digest(tensor) for name, tensor in tensors.items()}
         changed = {name: host(tensors[name]) for name, bits in present.items() if self._sent.get(name) != bits}
         if changed:
+            self.run_pending()
             if module.micro_batches:
                 module.discard(timeout=self._options.timeout)
             self._parts.put(module, {"weight": changed}, timeout=self._options.timeout)
@@ -457,14 +521,25 @@ class RemoteStack(Stepping, nn.Module):
     def versions(self) -> Tuple[Tuple[int, int], ...]:
         return tuple((tensor.data_ptr(), tensor._version) for tensor in self._tensors().values())
 
-    def gradients(self, module: Module) -> List[Optional[Tensor]]:
-        """With optimizer="local": of each parameter, since the backward that has just been; the server's are cleared."""
-        tensors = self._tensors()
-        trained = [name for name in tensors if name in self._in_module()]
-        found = self._parts.get(module, ["gradient"], trained, timeout=self._options.timeout)["gradient"]
+    def gradients(self, module: Module, names: Sequence[str]) -> Dict[str, Tensor]:
+        """With optimizer="local": of these parameters, since the backward that has just been; the server's are cleared."""
+        tensors, trained = self._tensors(), self.in_module()
+        found = self._parts.get(module, ["gradient"], [name for name in names if name in trained],
+                                timeout=self._options.timeout)["gradient"]
         module.discard(timeout=self._options.timeout)
-        return [send(torch.from_numpy(found[name]), tensor.device).to(tensor.dtype) if name in found else None
-                for name, tensor in tensors.items()]
+        return {name: send(torch.from_numpy(array), tensors[name].device).to(tensors[name].dtype)
+                for name, array in found.items()}
+
+
+def _copied(layer: nn.Module, memo: Dict[int, Any]) -> nn.Module:
+    """Without what makes it one of a stack."""
+    held = {name: layer.__dict__.pop(name) for name in ("forward", "__deepcopy__")}
+    try:
+        made = copy.deepcopy(layer, memo)
+    finally:
+        layer.__dict__.update(held)
+    drop_inner_hooks(made)
+    return made
 
 
 def _release(held: List[Module]) -> None:

@@ -44,6 +44,9 @@ class Stepping:
     def _register(self, variant: Any, max_rows: int, memory_rows: int) -> None:
         raise NotImplementedError
 
+    def run_pending(self) -> None:
+        raise NotImplementedError
+
     # ---- Optimizers.
 
     def claim(self, optimizer: Any, spec: Union[AdamW, SGD], names: Iterable[str]) -> None:
@@ -74,14 +77,14 @@ class Stepping:
         found = self._owners.get(name)
         return None if found is None else found()
 
-    def stage(self, optimizer: Any, steps: Dict[str, StepValues], inverse: float, checked: bool = False) -> None:
-        """Parameters' steps. With checked=False only looks whether they can be done."""
+    def stage(self, optimizer: Any, steps: Dict[str, Tuple[StepValues, float]], inverse: float, checked: bool = False) -> None:
+        """Parameters' steps, and what their gradients are multiplied by. With checked=False only looks whether they can be done."""
         with self._lock:
             if self._staged.keys() & steps.keys():
                 self.flush()
             made: Dict[str, Tuple[StepValues, float]] = {}
             live = any(not state.is_zero and not state.is_lost for state in self._grads.values())
-            for name, values in steps.items():
+            for name, (values, sign) in steps.items():
                 state = self._grads.get(name)
                 if state is None:
                     continue
@@ -94,7 +97,7 @@ class Stepping:
                     raise FailedPrecondition(f"step: the gradient of {name} was set to 0 and is not finite on the daemon: "
                                              "call zero_grad() for all parameters")
                 self._check_values(values)
-                made[name] = values, (0.0 if state.is_zero else state.factor) * inverse
+                made[name] = values, (0.0 if state.is_zero else state.factor) * inverse * sign
             if not checked:
                 return
             self._staged.update(made)
@@ -121,6 +124,7 @@ class Stepping:
         with self._lock:
             if not self._staged or self._module is None:
                 return
+            self.run_pending()
             values: Dict[StepValues, int] = {}
             entries = []
             moved = isinstance(self._module.registration.optimizer, AdamW)
@@ -167,7 +171,7 @@ class Stepping:
                 self.steps.pop(name)
 
     def _put_moments(self, moments: Dict[str, Dict[str, Tensor]]) -> None:
-        there = self._in_module()
+        there = self.in_module()
         given = {kind: {name: host(tensor) for name, tensor in tensors.items() if name in there}
                  for kind, tensors in moments.items()}
         if self._module is not None and any(given.values()):
@@ -177,7 +181,7 @@ class Stepping:
             parked = self._parked.setdefault(kind, {})
             parked.update({name: own(tensor) for name, tensor in tensors.items() if name not in there})
 
-    def _in_module(self) -> Set[str]:
+    def in_module(self) -> Set[str]:
         """Parameters whose moments the module has."""
         if self._module is None:
             return set()
@@ -272,9 +276,9 @@ class Stepping:
                                      "daemon adds to all: call zero_grad() of all, or a step, before")
         self._norms = None
 
-    def after_backward(self, is_empty: bool) -> None:
-        """is_empty: the call had no rows, and its gradients are 0."""
-        for name in sorted(self._in_module()):
+    def after_backward(self, names: Iterable[str], is_empty: bool) -> None:
+        """names: of the layers that it was of. is_empty: the call had no rows, and its gradients are 0."""
+        for name in sorted(self.in_module().intersection(names)):
             state = self._grads.get(name)
             if state is None:
                 state = self._grads[name] = GradientState()

@@ -5,35 +5,61 @@ from __future__ import annotations
 
 import collections
 import operator
-from typing import Any, Dict, List, NoReturn, Sequence, Tuple
+import sys
+from typing import Any, Dict, List, Sequence, Tuple
 
 from torch import nn
 
 from ..errors import Unimplemented
 
-__all__ = ["Watch", "refuse_hooks"]
+__all__ = ["Watch", "has_hooks", "refuse_captures", "refuse_hooks"]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+# transformers collects what modules give by hooks, which it puts into all that have something to collect.
+_CAPTURING = "transformers.utils.output_capturing"
+_captures: List[bool] = []  # whether it has put some where none run
+
+
+def _collector() -> Any:
+    return getattr(sys.modules.get(_CAPTURING), "_active_collector", None)
+
+
+def refuse_captures() -> None:
+    """In a call of a layer: of what is inside it."""
+    wanted = (_collector().get() or {}) if _captures else {}
+    for name in wanted:
+        if "hidden_states" not in name:
+            raise Unimplemented(f"output_{name}: expected False: what is inside a layer on a daemon stays there",
+                                field=f"output_{name}")
 
 
 class _NoHooks(collections.OrderedDict):  # type: ignore[type-arg]
     """A module's empty dictionary of hooks, which stays so."""
 
-    def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        raise Unimplemented("hook: hooks of layers that were offloaded do not run, since what is inside stays on the "
-                            "daemon; register it on the model around the stack",
-                            field="hook")
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if _collector() is not None and getattr(value, "__module__", None) == _CAPTURING:
+            _captures.append(True)  # transformers puts them everywhere, whatever is wanted: see refuse_captures
+            return
+        raise Unimplemented("hook: hooks inside layers that were offloaded do not run, since what is inside stays on the "
+                            "daemon; register it on the layer, or on the model around it", field="hook")
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return collections.OrderedDict, ()
 
 
 def refuse_hooks(layers: Sequence[nn.Module]) -> None:
+    """Of what is inside. Those of a layer run."""
     for layer in layers:
         for module in layer.modules():
-            for name in _HOOKS:
+            for name in _HOOKS if module is not layer else ():
                 if not getattr(module, name):
                     module.__dict__[name] = _NoHooks()
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, name) for name in _HOOKS)
 
 
 def _options(module: nn.Module) -> Tuple[str, ...]:

@@ -1,4 +1,4 @@
-#include "client/call/shared_request.h"
+#include "client/call/shared_tensors.h"
 
 #include <algorithm>
 #include <optional>
@@ -69,17 +69,16 @@ void GatherInto(std::byte* to, const StridedRuns& runs, const std::byte* tensor)
 
 }  // namespace
 
-void SharedRequest::AddPayload(int field_number, const StridedRuns& runs, const void* tensor) {
+void SharedTensors::AddInput(v1::TensorName name, const StridedRuns& runs, const void* tensor) {
   input_bytes_ += runs.total_bytes();
-  tensors_.push_back({InputName(field_number), runs, tensor, false});
+  tensors_.push_back({name, runs, tensor, false});
 }
 
-void SharedRequest::AddOutput(const ReplyPayload& output) {
-  tensors_.push_back(
-      {OutputName(direction_, output.field_number), output.runs, output.tensor, true});
+void SharedTensors::AddOutput(v1::TensorName name, const StridedRuns& runs, void* tensor) {
+  tensors_.push_back({name, runs, tensor, true});
 }
 
-bool SharedRequest::Place() {
+bool SharedTensors::Place() {
   int64_t block_bytes = 0;
   for (Tensor& tensor : tensors_) {
     std::optional<SharedPlaceOf> place;
@@ -112,7 +111,7 @@ bool SharedRequest::Place() {
   return true;
 }
 
-void SharedRequest::Name(const Tensor& tensor, const SharedPlaceOf& place) {
+void SharedTensors::Name(const Tensor& tensor, const SharedPlaceOf& place) {
   auto& regions = *message_.mutable_region();
   auto known = std::find(regions.begin(), regions.end(), place.region);
   v1::SharedTensor& named = *message_.add_tensor();
@@ -123,12 +122,20 @@ void SharedRequest::Name(const Tensor& tensor, const SharedPlaceOf& place) {
   named.set_size(static_cast<uint64_t>(tensor.runs.total_bytes()));
 }
 
-void SharedRequest::Land() {
+void SharedTensors::Land() {
   for (const Tensor& tensor : tensors_) {
     if (!tensor.output || tensor.at < 0) continue;
     RunCursor cursor(tensor.runs, static_cast<std::byte*>(const_cast<void*>(tensor.tensor)));
     cursor.Scatter(block_.get() + tensor.at, tensor.runs.total_bytes());
   }
+}
+
+void SharedRequest::AddPayload(int field_number, const StridedRuns& runs, const void* tensor) {
+  AddInput(InputName(field_number), runs, tensor);
+}
+
+void SharedRequest::AddOutput(const ReplyPayload& output) {
+  SharedTensors::AddOutput(OutputName(direction_, output.field_number), output.runs, output.tensor);
 }
 
 }  // namespace attnd

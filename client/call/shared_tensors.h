@@ -1,7 +1,7 @@
-// SharedRequest: one shard's tensors in memory shared with the daemon. Those that lie there
-// already, in one piece and aligned, stay where they are; the others get places in one block:
-// inputs are copied into it, once, and outputs out of it when the reply has come. An Encoder of
-// LogicalCall. One thread at a time.
+// SharedTensors: one RPC's tensors in memory shared with the daemon. Those that lie there already,
+// in one piece and aligned, stay where they are; the others get places in one block: inputs are
+// copied into it, once, and outputs out of it when the reply has come. One thread at a time.
+// SharedRequest: those of a shard of attention; an Encoder of LogicalCall.
 #pragma once
 
 #include <cstddef>
@@ -17,15 +17,16 @@
 
 namespace attnd {
 
-class SharedRequest {
+class SharedTensors {
  public:
-  // `memory` outlives it.
-  SharedRequest(SharedMemory& memory, Direction direction)
-      : memory_(memory), direction_(direction) {}
+  // Of a smaller message the bytes are sent as fast as they are copied.
+  static constexpr int64_t kFewBytes = int64_t{64} << 10;
 
-  // An input, by its field in the request.
-  void AddPayload(int field_number, const StridedRuns& runs, const void* tensor);
-  void AddOutput(const ReplyPayload& output);
+  // `memory` outlives it.
+  explicit SharedTensors(SharedMemory& memory) : memory_(memory) {}
+
+  void AddInput(v1::TensorName name, const StridedRuns& runs, const void* tensor);
+  void AddOutput(v1::TensorName name, const StridedRuns& runs, void* tensor);
   // Finds places for all and copies the inputs; false when there is no memory for them.
   bool Place();
 
@@ -47,12 +48,24 @@ class SharedRequest {
   void Name(const Tensor& tensor, const SharedPlaceOf& place);
 
   SharedMemory& memory_;
-  const Direction direction_;
   std::vector<Tensor> tensors_;
   std::shared_ptr<std::byte> block_;  // also the region's
   v1::SharedMemory message_;
   int64_t input_bytes_ = 0;
   int64_t copied_bytes_ = 0;
+};
+
+class SharedRequest : public SharedTensors {
+ public:
+  SharedRequest(SharedMemory& memory, Direction direction)
+      : SharedTensors(memory), direction_(direction) {}
+
+  // An input, by its field in the request.
+  void AddPayload(int field_number, const StridedRuns& runs, const void* tensor);
+  void AddOutput(const ReplyPayload& output);
+
+ private:
+  const Direction direction_;
 };
 
 }  // namespace attnd

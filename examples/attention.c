@@ -1,6 +1,6 @@
 /* One forward and one backward of causal attention, in C99 or C++20:
  *
- *     cc example.c -o example $(pkg-config --cflags --libs attnd)     && ./example 127.0.0.1:7070
+ *     cc attention.c -o attention $(pkg-config --cflags --libs attnd) && ./attention 127.0.0.1:7070
  *
  * Equal keys make equal weights, so row i of O is the mean of the values 0 to i. */
 #include <math.h>
@@ -13,7 +13,7 @@ enum { kLength = 4, kDim = 8, kElements = kLength * kDim };
 
 static void Expect(int code, attnd_call* call) {
   if (code == ATTND_OK) return;
-  fprintf(stderr, "example: %s\n", attnd_call_message(call));
+  fprintf(stderr, "attention: %s\n", attnd_call_message(call));
   exit(1);
 }
 

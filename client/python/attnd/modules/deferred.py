@@ -1,0 +1,69 @@
+"""Deferred: the output of an offloaded layer that nobody has computed yet. It is a tensor with its place in autograd's graph;
+whatever needs its numbers has the daemon compute them first.
+"""
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict, Optional, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from .parameters import called
+
+__all__ = ["Deferred"]
+
+# What reaches for the numbers past the dispatcher, where a tensor without storage has none.
+_OF_STORAGE = frozenset("""
+    numpy tolist __array__ data_ptr storage untyped_storage _typed_storage share_memory_ __dlpack__ __dlpack_device__
+    __deepcopy__ __reduce_ex__ __repr__ __str__
+""".split())
+# What looks at the gradient that comes to this tensor.
+_OF_GRADIENT = frozenset("""
+    register_hook retain_grad register_post_accumulate_grad_hook grad_fn _backward_hooks retains_grad
+""".split())
+
+
+class Deferred(Tensor):
+    _pending: Any  # chain.Pending
+
+    __hash__ = Tensor.__hash__
+
+    @staticmethod
+    def of(pending: Any, like: Tensor) -> Deferred:
+        make: Any = Tensor._make_wrapper_subclass
+        made: Deferred = make(Deferred, like.shape, dtype=like.dtype, device=like.device)
+        made._pending, pending.output = pending, weakref.ref(made)
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Sequence[Any] = (),
+                           keywords: Optional[Dict[str, Any]] = None) -> Any:
+        name, how = called(function)
+        keywords = keywords or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            self = arguments[0] if arguments else None
+            if isinstance(self, Deferred):
+                if name in _OF_GRADIENT:
+                    self._pending.is_kept = True
+                elif (name in _OF_STORAGE and not how) or (name == "data" and how == "get"):
+                    self = torch.ops.aten.alias.default(self)
+                    return self.detach() if how else function(self, *arguments[1:], **keywords)
+                elif name == "data":
+                    raise TypeError("data: expected x = ... or x.copy_(...) for the output of a layer on a daemon")
+            return function(*arguments, **keywords)
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Sequence[Any] = (),
+                           keywords: Optional[Dict[str, Any]] = None) -> Any:
+        of: Dict[int, Deferred] = {}
+
+        def number(value: Any) -> Any:
+            if not isinstance(value, Deferred):
+                return value
+            found = value._pending.result()
+            of[id(found)] = value
+            return found
+        made = function(*tree_map(number, arguments), **tree_map(number, keywords or {}))
+        return tree_map(lambda value: of.get(id(value), value), made)  # what was written in place is what it was

@@ -1,0 +1,68 @@
+#include "kernels/cuda/in_place_call.h"
+
+#include <utility>
+
+namespace attnd::cuda {
+namespace {
+
+uint64_t AddressIn(uint64_t arena, int64_t offset) { return arena + static_cast<uint64_t>(offset); }
+
+// A call's own d_lse is 0: modules have none.
+std::vector<DeviceRange> ZeroedLse(const CallLayout& at, uint64_t arena) {
+  if (at.d_lse < 0) return {};
+  return {{AddressIn(arena, at.d_lse), at.problem->LseElements() * 4}};
+}
+
+}  // namespace
+
+std::vector<DeviceRange> ZeroedRanges(const ArenaLayout& layout, uint64_t arena) {
+  std::vector<DeviceRange> ranges;
+  int64_t begin = 0, end = 0;
+  const auto add = [&] {
+    if (end > begin) ranges.push_back({AddressIn(arena, begin), end - begin});
+  };
+  for (const Region& region : layout.regions()) {
+    if (region.use != RegionUse::kZeroed || region.bytes == 0) continue;
+    if (region.offset - end >= kRegionAlignment) {
+      add();
+      begin = region.offset;
+    }
+    end = region.offset + region.bytes;
+  }
+  add();
+  return ranges;
+}
+
+std::vector<DeviceRange> ZeroedGradients(const CallLayout& at, const ForwardCall&, uint64_t arena) {
+  return ZeroedLse(at, arena);
+}
+
+// Keys beyond a key length are visited by no kernel: their gradients are zero.
+std::vector<DeviceRange> ZeroedGradients(const CallLayout& at, const BackwardCall& call,
+                                         uint64_t arena) {
+  std::vector<DeviceRange> ranges = ZeroedLse(at, arena);
+  const Problem& p = *call.problem;
+  if (!p.kv_lengths.empty()) {
+    ranges.push_back({reinterpret_cast<uint64_t>(call.d_k), KeyRows(p).padded_bytes()});
+    ranges.push_back({reinterpret_cast<uint64_t>(call.d_v), ValueRows(p).padded_bytes()});
+  }
+  return ranges;
+}
+
+InPlaceCall::InPlaceCall(LaunchPlan plan, uint64_t arena, std::vector<DeviceRange> zeroed,
+                         int slices, double seconds)
+    : plan_(std::move(plan)),
+      arena_(arena),
+      zeroed_(std::move(zeroed)),
+      slices_(slices),
+      seconds_(seconds) {
+  for (const DeviceRange& range : ZeroedRanges(plan_.arena, arena)) zeroed_.push_back(range);
+}
+
+absl::StatusOr<std::vector<std::byte>> InPlaceCall::ConstantsAt(uint64_t address,
+                                                                const KernelDevice& device) {
+  plan_.PlaceConstants(arena_, address);
+  return plan_.Constants(arena_, device);
+}
+
+}  // namespace attnd::cuda

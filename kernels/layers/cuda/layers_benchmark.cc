@@ -1,0 +1,246 @@
+// How long layers take on the GPU of this machine: forward, backward and an AdamW step of whole
+// stacks in the engine, without a daemon: medians in ms, and a hash of y, dx and a weight, which no
+// faster version may change. With TRACE also where one forward and one backward spend their time,
+// kernel by kernel, and FILE.json of both for Perfetto (a kernel's time reaches to the next one's
+// begin, so gaps count with the kernel before them).
+// Usage: layers_benchmark [float16|bfloat16] [DROPOUT/256] [FILE prefix of traces]
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/random_problem.h"
+#include "base/check.h"
+#include "kernels/cuda/device/driver_device.h"
+#include "kernels/layers/cuda/cuda_module_engine.h"
+#include "modules/known_layers.h"
+
+namespace attnd {
+namespace {
+
+constexpr int kRounds = 9, kWarmRounds = 3;
+
+template <class T>
+T Value(absl::StatusOr<T> result) {
+  CHECK(result.ok()) << result.status().ToString();
+  return *std::move(result);
+}
+
+// Kernels of one call, by events that are recorded before each and after the last.
+class Timeline {
+ public:
+  absl::StatusOr<bool> Note(const Driver& driver, StreamRef stream, std::string name) {
+    if (!is_on_) return false;
+    absl::StatusOr<Event> event = Event::Create(driver, /*timed=*/true);
+    if (!event.ok()) return event.status();
+    const absl::Status status = stream.Record(*event);
+    if (!status.ok()) return status;
+    events_.emplace_back(std::move(name), *std::move(event));
+    return false;
+  }
+  void Begin() {
+    events_.clear();
+    is_on_ = true;
+  }
+  void End() { is_on_ = false; }
+
+  // The last kernel's end is not known: it is left out.
+  void Print(const std::string& title, const std::string& file) {
+    std::map<std::string, std::pair<int, double>> sums;
+    std::FILE* json = file.empty() ? nullptr : std::fopen(file.c_str(), "w");
+    if (json != nullptr) std::fputs("{\"traceEvents\":[", json);
+    double all = 0;
+    for (size_t n = 0; n + 1 < events_.size(); ++n) {
+      const double begin = Value(events_[n].second.SecondsSince(events_[0].second));
+      const double seconds = Value(events_[n + 1].second.SecondsSince(events_[n].second));
+      auto& [count, sum] = sums[events_[n].first];
+      ++count;
+      sum += seconds;
+      all += seconds;
+      if (json == nullptr) continue;
+      std::fprintf(json,
+                   "%s\n{\"ph\":\"X\",\"pid\":1,\"tid\":1,\"name\":\"%s\",\"ts\":%.3f,"
+                   "\"dur\":%.3f}",
+                   n == 0 ? "" : ",", events_[n].first.c_str(), begin * 1e6, seconds * 1e6);
+    }
+    if (json != nullptr) {
+      std::fputs("\n]}\n", json);
+      std::fclose(json);
+    }
+    std::vector<std::pair<double, std::string>> order;
+    for (const auto& [name, of] : sums) order.emplace_back(-of.second, name);
+    std::sort(order.begin(), order.end());
+    std::printf("  %s: %zu kernels, %.3f ms\n", title.c_str(), events_.size(), all * 1e3);
+    for (const auto& [key, name] : order) {
+      const auto& [count, sum] = sums[name];
+      std::printf("    %8.3f ms %5d x %8.1f us  %s\n", sum * 1e3, count, sum * 1e6 / count,
+                  name.c_str());
+    }
+    events_.clear();
+  }
+
+ private:
+  bool is_on_ = false;
+  std::vector<std::pair<std::string, Event>> events_;
+};
+
+std::vector<std::byte> RandomBytes(Random& random, ElementType element, int64_t count,
+                                   double scale) {
+  std::vector<std::byte> bytes(count * ElementBytes(element));
+  for (int64_t n = 0; n < count; ++n) {
+    StoreElement(element, bytes.data(), n, static_cast<float>(scale * random.Normal()));
+  }
+  return bytes;
+}
+
+uint64_t HashOf(absl::Span<const std::byte> bytes, uint64_t hash) {
+  for (const std::byte byte : bytes) hash = (hash ^ static_cast<uint64_t>(byte)) * 0x100000001b3;
+  return hash;
+}
+
+struct Model {
+  const char* name;
+  ModuleLayout (*layers)(const LayerSizes& sizes);
+  LayerSizes sizes;
+  int64_t batch, length;
+};
+
+class Case {
+ public:
+  Case(ModuleEngine& engine, ModuleLayout layout, int64_t batch, int64_t length) : random_(1) {
+    OptimizerSpec adamw{
+        .kind = OptimizerKind::kAdamW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8};
+    module_ = std::make_shared<ModuleDescription>(Value(ModuleGraph::Make(std::move(layout))),
+                                                  std::move(adamw));
+    rows_ = {.batch = batch, .length = length};
+    const ModuleLimits limits{.max_rows = rows_.rows(), .kept_rows = rows_.rows()};
+    const EnginePlan plan = Value(engine.Plan(*module_, limits, int64_t{1} << 36));
+    instance_ = Value(engine.Make(module_, limits, plan));
+    const std::vector<std::byte> weights =
+        RandomBytes(random_, ElementType::kFloat32, int64_t{1} << 20, 0.02);
+    for (size_t n = 0; n < module_->table.entries().size(); ++n) {
+      const int64_t bytes = module_->table.entries()[n].elements * 4;
+      std::vector<std::byte> own;
+      for (int64_t left = bytes; left > 0; left -= static_cast<int64_t>(weights.size())) {
+        own.insert(own.end(), weights.begin(),
+                   weights.begin() + std::min<int64_t>(left, weights.size()));
+      }
+      CHECK(instance_->Put(n, TensorRole::kWeight, ElementType::kFloat32, own).ok());
+    }
+    const int64_t numbers = rows_.rows() * module_->graph.layout().width;
+    const ElementType element = module_->graph.layout().element;
+    x_ = RandomBytes(random_, element, numbers, 1);
+    dy_ = RandomBytes(random_, element, numbers, 1e-3);
+    y_ = dx_ = x_;
+  }
+
+  void Run(const char* name, Timeline& timeline, const std::string& trace) {
+    std::vector<double> ms[3];
+    uint64_t hash = 0xcbf29ce484222325;
+    for (int round = 0; round < kWarmRounds + kRounds; ++round) {
+      const std::array<double, 3> times = RunOnce(nullptr, name, trace);
+      if (round == 0) hash = HashOf(FirstWeight(), HashOf(dx_, HashOf(y_, hash)));
+      for (int n = 0; n < 3 && round >= kWarmRounds; ++n) ms[n].push_back(times[n]);
+    }
+    for (std::vector<double>& of : ms) std::sort(of.begin(), of.end());
+    std::printf("%-10s %3ld x %5ld  forward %8.3f  backward %8.3f  step %7.3f  bits %016lx\n", name,
+                static_cast<long>(rows_.batch), static_cast<long>(rows_.length), ms[0][kRounds / 2],
+                ms[1][kRounds / 2], ms[2][kRounds / 2], static_cast<unsigned long>(hash));
+    if (!trace.empty()) RunOnce(&timeline, name, trace);
+    std::fflush(stdout);
+  }
+
+ private:
+  std::array<double, 3> RunOnce(Timeline* timeline, const std::string& name,
+                                const std::string& trace) {
+    const auto measure = [&](const char* what, const auto& body) {
+      if (timeline != nullptr) timeline->Begin();
+      const auto start = std::chrono::steady_clock::now();
+      body();
+      const std::chrono::duration<double, std::milli> spent =
+          std::chrono::steady_clock::now() - start;
+      if (timeline != nullptr) {
+        timeline->End();
+        timeline->Print(what,
+                        trace + name + "_" + std::to_string(rows_.rows()) + "_" + what + ".json");
+      }
+      return spent.count();
+    };
+    std::array<double, 3> times;
+    ActivationId kept = 0;
+    times[0] = measure("forward", [&] {
+      kept = Value(instance_->Forward({.rows = &rows_,
+                                       .dropout = {.is_training = true, .seed = 1},
+                                       .x = x_,
+                                       .keep = true,
+                                       .y = absl::MakeSpan(y_)}));
+    });
+    times[1] = measure("backward", [&] {
+      CHECK(instance_->Backward({.activation = kept, .dy = dy_, .dx = absl::MakeSpan(dx_)}).ok());
+    });
+    instance_->DropActivation(kept);
+    const GroupRates rates[] = {{.learning_rate = 1e-5, .weight_decay = 0.01}};
+    times[2] = measure("step", [&] { Value(instance_->Step({.groups = rates})); });
+    return times;
+  }
+
+  std::vector<std::byte> FirstWeight() const {
+    std::vector<std::byte> bytes(module_->table.entries()[0].elements * 4);
+    CHECK(
+        instance_->Get(0, TensorRole::kWeight, ElementType::kFloat32, absl::MakeSpan(bytes)).ok());
+    return bytes;
+  }
+
+  Random random_;
+  std::shared_ptr<const ModuleDescription> module_;
+  std::unique_ptr<ModuleInstance> instance_;
+  CallRows rows_;
+  std::vector<std::byte> x_, dy_, y_, dx_;
+};
+
+int Main(int argc, char** argv) {
+  const bool is_bfloat = argc > 1 && std::string(argv[1]) == "bfloat16";
+  const auto dropout = static_cast<uint32_t>(argc > 2 ? std::atoi(argv[2]) : 0);
+  const std::string trace = argc > 3 ? argv[3] : "";
+  Timeline timeline;
+  auto gpu = cuda::MakeDriverDevice(
+      {.stand_in = [&](const Driver& driver, StreamRef stream, const cuda::KernelStep& step) {
+        return timeline.Note(driver, stream, NameOf(step.row));
+      }});
+  CHECK(gpu.ok()) << gpu.status();
+  cuda::CudaBackend backend(*std::move(gpu));
+  const std::unique_ptr<ModuleEngine> engine = MakeCudaModuleEngine(backend);
+  const auto sizes = [&](int64_t layers, int64_t width, int64_t heads, int64_t kv_heads,
+                         int64_t inner) {
+    return LayerSizes{.width = width,
+                      .heads = heads,
+                      .kv_heads = kv_heads,
+                      .inner = inner,
+                      .layers = layers,
+                      .dropout = dropout,
+                      .element = is_bfloat ? ElementType::kBFloat16 : ElementType::kFloat16};
+  };
+  const Model models[] = {{"bert-base", &BertLayers, sizes(12, 768, 12, 12, 3072), 1, 512},
+                          {"bert-base", &BertLayers, sizes(12, 768, 12, 12, 3072), 8, 512},
+                          {"bert-base", &BertLayers, sizes(12, 768, 12, 12, 3072), 32, 512},
+                          {"gpt2", &GptLayers, sizes(12, 768, 12, 12, 3072), 16, 1024},
+                          {"llama-1b", &LlamaLayers, sizes(16, 2048, 32, 8, 8192), 1, 4096}};
+  std::printf("%s, %s, dropout %u/256, ms\n", backend.info().device.c_str(),
+              is_bfloat ? "bfloat16" : "float16", dropout);
+  for (const Model& model : models) {
+    Case(*engine, model.layers(model.sizes), model.batch, model.length)
+        .Run(model.name, timeline, trace);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace attnd
+
+int main(int argc, char** argv) { return attnd::Main(argc, argv); }

@@ -1,0 +1,175 @@
+"""The blocks of code in README and docs/, pasted: the Python of a page into one new interpreter, from top to bottom, against
+a live daemon, and shell commands one by one. A text block right behind Python is what that Python prints.
+
+In PAGES each block names its kind: python, sh, text (shown, not typed) or mermaid. Other pages are for developers.
+"""
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+ELSEWHERE = {  # pages with code in C++ or of deployments, which other tests compile and run
+    "docs/CLIENT.md", "docs/DEPLOY.md", "docs/FLEET.md", "docs/MODULES.md", "docs/NUMERICS.md"}
+PAGES = {  # what the Python of each needs; other pages have none
+    "README.md": ["torch"], "docs/start.md": ["torch"], "docs/numpy.md": [], "docs/pytorch.md": ["torch"],
+    "docs/jax.md": ["jax"], "docs/transformers.md": ["torch", "transformers", "accelerate"], "docs/operate.md": [],
+    "docs/WHEN.md": [], "docs/MASKS.md": [],
+    "docs/SPARSE_TRAINING.md": ["torch"]}
+PAGES.update({page: [] for page in (
+    "SECURITY.md", "CONTRIBUTING.md", "docs/ATTNCTL.md", "docs/ARCHITECTURE.md", "docs/ERRORS.md", "docs/FLAGS.md",
+    "docs/KERNELS.md", "docs/METRICS.md", "docs/PERFORMANCE.md", "docs/README.md", "docs/TESTING.md")})
+LESS = {"--count": "5", "--max-size": "1024", "--duration": "0.3", "--concurrency-range": "1:2"}  # the same of less work
+KINDS = ("python", "sh", "text", "mermaid")
+ADDRESS = "127.0.0.1:7070"  # of the documents
+TRIED_ELSEWHERE = {  # the program of a line → what runs it
+    "pip": "tests/python/test_package.py installs the wheel into a new environment", "python3": "the same", ".": "the same",
+    "podman": "deploy/release_test.py runs the image"}
+
+
+def read(page):
+    with open(os.path.join(ROOT, page), encoding="utf-8") as file:
+        return file.read()
+
+
+def fences(text):
+    """(kind, its lines as one string) of each block."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+
+
+def of_kind(page, kind):
+    return [block for found, block in fences(read(page)) if found == kind]
+
+
+def wrong_blocks(page, text):
+    """Blocks of no kind, and indented ones, which have none."""
+    for kind, block in fences(text):
+        if kind not in KINDS:
+            yield f"{page}: a block of kind {kind or 'none'}: {block.splitlines()[0]}"
+    for line in re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S).split("\n"):
+        if line.startswith("    "):
+            yield f"{page}: an indented block: {line}"
+
+
+def test_all_pages_are_tried():
+    found = {f"docs/{name}" for name in os.listdir(os.path.join(ROOT, "docs")) if name.endswith(".md")}
+    assert not found - {*PAGES, *ELSEWHERE}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_block_says_what_it_is(page):
+    assert not list(wrong_blocks(page, read(page)))
+    assert list(wrong_blocks(page, read(page) + "\n```\na\n```\n"))
+    assert list(wrong_blocks(page, read(page) + "\n    a\n"))
+
+
+def printed_form(text):
+    """Lines without their numbers."""
+    return [re.sub(r"\d+(\.\d+)?(e-?\d+)?", "0", line.strip()) for line in text.splitlines() if line.strip()]
+
+
+def expected_output(page):
+    """Of each Python block that has one, what stands behind it."""
+    return [line for _, shown in re.findall(r"^```python\n(.*?)^```\n```text\n(.*?)^```$", read(page), re.M | re.S)
+            for line in printed_form(shown)]
+
+
+def run(words, address, cwd=ROOT, **variables):
+    environment = {**os.environ, "ATTND_ADDRESS": address, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1",
+                   "HF_HUB_OFFLINE": "1", **variables}
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment,
+                          timeout=600)
+    assert done.returncode == 0, (words, done.stdout, done.stderr)
+    return done.stdout
+
+
+def paste(page, address, folder):
+    """What the page's Python prints."""
+    program = folder / "page.py"
+    program.write_text("\n".join(of_kind(page, "python")).replace(ADDRESS, address))
+    return run([sys.executable, str(program)], address, folder)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if of_kind(page, "python")])
+def test_python_runs_as_pasted_and_prints_what_is_shown(page, daemon, tmp_path):
+    for package in PAGES[page]:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"no {package}")  # one of "torch", "jax", "transformers"
+    calls = daemon.metric("attnd_requests_total") + daemon.metric("attnd_module_rows_total")
+    printed = printed_form(paste(page, daemon.address, tmp_path))
+    assert daemon.metric("attnd_requests_total") + daemon.metric("attnd_module_rows_total") > calls
+    for line in expected_output(page):
+        assert line in printed, (line, printed)
+        printed = printed[printed.index(line) + 1:]
+
+
+def test_python_of_arrays_runs_on_a_gpu_without_float32(gpu_daemon, tmp_path):
+    paste("docs/numpy.md", gpu_daemon.address, tmp_path)
+
+
+def commands(page):
+    for block in of_kind(page, "sh"):
+        yield from filter(None, (shlex.split(line, comments=True) for line in block.splitlines()))
+
+
+def less_work(words):
+    """attnctl's words with smaller numbers, since the emulated GPU computes 1e8 FLOP a second."""
+    always = {"check": "--count", "bench": "--duration", "top": "--once"}
+    words = [LESS.get(before, word) for before, word in zip(["", *words], words)]
+    if "bench" in words:
+        words = ["1,2,64,64" if before == "--shape" else word for before, word in zip(["", *words], words)]
+        words += ["--warmup", "0"] + ([] if "--shape" in words else ["--shape", "1,2,64,64"])
+    for command, flag in always.items():
+        if command in words and flag not in words:
+            words += [flag, LESS[flag]] if flag in LESS else [flag]
+    return words
+
+
+def try_command(words, address, metrics_port, folder):
+    """Runs it, or for the long ones sees that there is such a command."""
+    words = [word.replace("127.0.0.1:9464", f"127.0.0.1:{metrics_port}") for word in words]
+    words = [address if word == ADDRESS and "--listen" not in words else word for word in words]
+    if words[0] == "attnctl":
+        run([os.path.join(ROOT, "bazel-bin/client/attnctl"), *less_work(words[1:])], address, folder,
+            ATTND_METRICS=f"http://127.0.0.1:{metrics_port}/metrics")
+    elif words[0] == "attnd":
+        more = [] if "--check_config" in words else ["--check_config"]
+        run(["bazel-bin/server/attnd", *words[1:], "--backend", "cpu", *more], address)
+    elif words[0] == "./dev":
+        assert words[1] in run(["./dev", "help", words[1]], address)
+    else:
+        assert words[0] in TRIED_ELSEWHERE, words
+
+
+@pytest.mark.parametrize("page, engine", [
+    *((page, "daemon") for page in PAGES if of_kind(page, "sh")),
+    *((page, "gpu_daemon") for page in ("README.md", "docs/start.md", "docs/operate.md"))])
+def test_commands_succeed(page, engine, request, tmp_path):
+    asked = request.getfixturevalue(engine)
+    write_tensors(tmp_path / "x.safetensors")
+    for words in commands(page):
+        try_command(words, asked.address, asked.metrics_port, tmp_path)
+
+
+def write_tensors(path):
+    """q, k and v of float16, for `attnctl run`."""
+    size = 2 * 8 * 16 * 2
+    header = json.dumps({name: {"dtype": "F16", "shape": [1, 2, 8, 16], "data_offsets": [n * size, (n + 1) * size]}
+                         for n, name in enumerate("qkv")}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(3 * size))
+
+
+def test_a_wrong_command_is_found(daemon, tmp_path):
+    for line in ("attnctl --address 127.0.0.1:7070 inf", "./dev nothing", "attnd --nothing", "curl 127.0.0.1"):
+        with pytest.raises(AssertionError):
+            try_command(line.split(), daemon.address, daemon.metrics_port, tmp_path)
+
+
+def test_an_output_that_is_not_printed_is_found():
+    assert printed_form("step 50: loss 0.024\n\n(2, 64)") == ["step 0: loss 0", "(0, 0)"]
+    assert expected_output("docs/pytorch.md")[0] == "True"

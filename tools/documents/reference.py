@@ -1,0 +1,106 @@
+"""Writes the tables of flags in docs/FLAGS.md and docs/ATTNCTL.md from what programs print for --help: for `./dev docs`.
+
+    python3 tools/documents/reference.py [--check]      (needs bazel-bin/server/attnd and bazel-bin/client/attnctl)
+
+A page keeps its prose; the table of flags of a section is replaced. --check writes nothing and exits with 1 where a page is
+not what would be written.
+"""
+import os
+import re
+import subprocess
+import sys
+from typing import NamedTuple
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ATTND, ATTNCTL = os.path.join(ROOT, "bazel-bin/server/attnd"), os.path.join(ROOT, "bazel-bin/client/attnctl")
+COMMANDS = ("check", "bench", "estimate", "mask", "run", "top")  # of attnctl, those with flags of their own
+OF_THIS_MACHINE = {"--memory_limit_mib": "a quarter of the machine, 256 to 4096"}
+NAMES = re.compile(r"  ((?:-\w,)?--[\w-]+(?:,--[\w-]+)*)")
+COLUMN = 30  # at which CLI11 begins what a flag means, or the line after
+HEADER = {"docs/FLAGS.md": "| flag | default | what it is, and when to set it |",
+          "docs/ATTNCTL.md": "| flag | default | meaning |"}
+
+
+class Flag(NamedTuple):
+    names: str
+    default: str
+    words: str
+
+    def row(self):
+        words = re.sub(r"(?<![\w`-])(--[a-z][\w-]*)", r"`\1`", self.words).replace("|", "\\|")
+        return f"| `{self.names}` | {self.default} | {words} |".replace("|  |", "| |")
+
+
+def default_of(names, kind):
+    """kind: what help prints between the names and their meaning."""
+    for name, text in OF_THIS_MACHINE.items():
+        if name in names:
+            return text
+    value, variable = re.search(r"^\w+(?::[^=]*)?=\[?(.*?)\]?(?: |$)", kind), re.search(r"Env:(\w+)", kind)
+    stated = value[1] if value else "off" if re.match(r"(\{false\})?$", kind) else ""
+    return ", or ".join(filter(None, [stated, variable and variable[1]]))
+
+
+def groups(help_text):
+    """{title: its flags}, but --help, --version and --config, which prose describes."""
+    found, title, lines = {}, None, help_text.split("\n")
+    for number, line in enumerate(lines):
+        if re.match(r"[A-Z][\w ]*:$", line):
+            title = line[:-1]
+        flag = NAMES.match(line)
+        if not (flag and title) or re.match(r"(-h,)?--(help|version|config)$", flag[1]):
+            continue
+        below = lines[number + 1]
+        on_line_below = below.startswith(" " * COLUMN)
+        kind, words = (line, below) if on_line_below else (line[:COLUMN], line[COLUMN:])
+        names = flag[1].split(",")[-1] if "--no-" in flag[1] else flag[1].replace(",", ", ")
+        found.setdefault(title, []).append(Flag(names, default_of(flag[1], kind[flag.end():].strip()), words.strip()))
+    return found
+
+
+def help_of(*command):
+    return subprocess.run([*command, "--help"], check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+
+
+def sections():
+    """{page: {heading: its flags}}"""
+    commands = {command: groups(help_of(ATTNCTL, command)) for command in COMMANDS}
+    attnctl = {"Flags of all commands": groups(help_of(ATTNCTL))["Options"],
+               "Flags of a problem": commands["bench"]["Problem"]}
+    attnctl.update({command: found["Options"] for command, found in commands.items() if "Options" in found})
+    return {"docs/FLAGS.md": groups(help_of(ATTND)), "docs/ATTNCTL.md": attnctl}
+
+
+def with_tables(text, header, flags):
+    """The page with each heading's table of flags; one that has none gets it at its end."""
+    for heading, rows in flags.items():
+        table = "\n".join([header, "|---|---|---|", *(flag.row() for flag in rows)]) + "\n"
+        section = re.search(rf"^## {re.escape(heading)}\n.*?(?=^## |\Z)", text, re.M | re.S)
+        if section is None:
+            raise SystemExit(f"reference.py: no section {heading}")
+        kept, count = re.subn(r"^\| flag \|.*\n(?:\|.*\n)+", lambda _: table, section[0], count=1, flags=re.M)
+        if not count:
+            kept = section[0].rstrip("\n") + "\n\n" + table + ("\n" if section.end() < len(text) else "")
+        text = text[:section.start()] + kept + text[section.end():]
+    return text
+
+
+def pages():
+    """(path, what it says, what it should)"""
+    for page, flags in sections().items():
+        with open(os.path.join(ROOT, page), encoding="utf-8") as file:
+            text = file.read()
+        yield page, text, with_tables(text, HEADER[page], flags)
+
+
+def main(check):
+    stale = [page for page, text, wanted in pages() if text != wanted]
+    for page, _, wanted in [] if check else list(pages()):
+        with open(os.path.join(ROOT, page), "w", encoding="utf-8") as file:
+            file.write(wanted)
+    if check and stale:
+        raise SystemExit(f"{', '.join(stale)}: run ./dev docs")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] == ["--check"])

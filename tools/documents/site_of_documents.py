@@ -1,0 +1,69 @@
+"""Builds the site of documents with MkDocs Material, search included: a part of `./dev docs`.
+
+    python3 tools/documents/site_of_documents.py FOLDER [PACKAGES]     (where mkdocs is installed; default: .deps/site)
+
+The pages are the repository's own, laid out as they lie there, with the files that they link to. A link to a heading that is
+not there ends the build.
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import python_reference
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+OWN = os.path.join(ROOT, "tools/documents/mkdocs.yml")
+
+
+def tracked():
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True,
+                            capture_output=True, text=True).stdout
+    return [name for name in listed.split("\0") if name]
+
+
+def shown():
+    """The documents, what they show, and the files that they link to; of a folder all."""
+    files = tracked()
+    pages = [name for name in files if re.match(r"(docs/.*|[A-Z]+)\.md$", name)]
+    wanted = {name for name in files if name.startswith("docs/pictures/")} | set(pages)
+    for page in pages:
+        with open(os.path.join(ROOT, page), encoding="utf-8") as file:
+            targets = re.findall(r"\]\(([^)#:\s]+)", file.read())
+        for target in targets:
+            path = os.path.normpath(os.path.join(os.path.dirname(page), target))
+            wanted |= {name for name in files if name == path or name.startswith(path + "/")}
+    return sorted(wanted)
+
+
+def generated():
+    """Pages that the site alone has: {path: text}."""
+    parts = ["# The wire's interface", "Of each field its unit, range, default, and the error if it is violated."]
+    for name in tracked():
+        if re.match(r"proto/attnd/v1/\w+\.proto$", name):
+            with open(os.path.join(ROOT, name), encoding="utf-8") as file:
+                parts += [f"## {os.path.basename(name)}", f"```proto\n{file.read()}```"]
+    return {"docs/python_reference.md": python_reference.page(), "docs/wire_reference.md": "\n\n".join(parts) + "\n"}
+
+
+def build(folder, packages):
+    with tempfile.TemporaryDirectory() as work:
+        for name in shown():
+            os.makedirs(os.path.dirname(os.path.join(work, "pages", name)), exist_ok=True)
+            shutil.copyfile(os.path.join(ROOT, name), os.path.join(work, "pages", name))
+        for name, text in generated().items():
+            with open(os.path.join(work, "pages", name), "w", encoding="utf-8") as file:
+                file.write(text)
+        shutil.copy(OWN, work)
+        subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "--strict", "-f", os.path.join(work, "mkdocs.yml")],
+                       check=True, env={**os.environ, "PYTHONPATH": packages, "NO_MKDOCS_2_WARNING": "1"})
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.move(os.path.join(work, "made"), folder)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        raise SystemExit(__doc__)
+    build(os.path.abspath(sys.argv[1]), os.path.abspath((sys.argv[2:] or [os.path.join(ROOT, ".deps/site")])[0]))
