@@ -344,6 +344,7 @@ def test_the_daemons_of_many_gpus_live_side_by_side(tmp_path):
     try:
         for gpu in ("0", "15"):
             ready = tmp_path / gpu
+            (tmp_path / f"attnd-{gpu}").mkdir(mode=0o700)  # StateDirectory=
             options = f"--backend cpu --memory_limit_mib 64 --drain_delay 0 --port_file {ready}"
             line = start.replace("%i", gpu).replace("$$", "$").replace("/opt/attnd/attnd", program)
             environment = {**os.environ, **dict.fromkeys(defaults, host), "ATTND_OPTIONS": options,
@@ -355,7 +356,6 @@ def test_the_daemons_of_many_gpus_live_side_by_side(tmp_path):
                 assert daemon.poll() is None, daemon.stderr.read()
                 time.sleep(0.02)
             assert ready.read_text().split() == [str(7070 + int(gpu))]
-            assert (tmp_path / f"attnd-{gpu}").stat().st_mode & 0o777 == 0o700
     finally:
         for daemon, _, _ in daemons:
             daemon.terminate()
@@ -432,6 +432,7 @@ def test_container_runs_as_nobody_and_holds_the_bundle_alone():
 
 def accepts(arguments, folder):
     """The daemon's own check, with the container's folders made here and no GPU."""
+    (folder / "state").mkdir(mode=0o700, exist_ok=True)
     arguments = [a.replace("/var/lib/attnd/", f"{folder}/").replace("=cuda", "=cpu") for a in arguments]
     done = subprocess.run([os.path.join(ROOT, "bazel-bin", "server", "attnd"), *arguments, "--check_config"],
                           capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -11,6 +11,7 @@ export PATH="$PATH:$PWD/.deps/umoci/usr/bin"
 limit_mb=150
 version=$(sed -n 's/.*kVersion = "\(.*\)";/\1/p' base/version.h)
 epoch=$(git log -1 --format=%ct 2>/dev/null || echo 0)
+revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 created=$(date -u -d "@$epoch" +%Y-%m-%dT%H:%M:%SZ)
 work=$(mktemp -d)
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
@@ -35,7 +36,7 @@ echo 'hosts: files dns' > "$root/etc/nsswitch.conf"
 [ ! -e /etc/ssl/certs/ca-certificates.crt ] ||
   install -m 644 /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 cp -r "$bundle" "$root/opt/attnd"
-rm -r "$root"/opt/attnd/{client,share}  # nobody compiles in here, or reads
+rm -r "$root"/opt/attnd/{client,share,slurm,kubernetes,helm,compose,quadlet,envoy}  # nobody compiles in here, or reads
 /usr/bin/python3 -B deploy/bill_of_materials.py --add "$root/opt/attnd" libc6 ca-certificates
 # NVIDIA's container toolkit puts libcuda.so.1 into this folder and runs ldconfig's work by its own program.
 echo /lib/x86_64-linux-gnu > "$root/etc/ld.so.conf"
@@ -47,7 +48,9 @@ umoci config --image "$work/image:$version" --no-history --created "$created" \
   --config.user 65532:65532 --config.entrypoint /opt/attnd/attnd --config.exposedports 7070/tcp \
   --config.exposedports 9464/tcp --config.stopsignal SIGTERM --config.env PATH=/opt/attnd:/usr/bin:/bin \
   --config.env NVIDIA_DRIVER_CAPABILITIES=compute,utility --config.label org.opencontainers.image.version="$version" \
-  --config.label org.opencontainers.image.licenses=Apache-2.0 --os linux --architecture amd64
+  --config.label org.opencontainers.image.licenses=Apache-2.0 --config.label org.opencontainers.image.title=attnd \
+  --config.label org.opencontainers.image.revision="$revision" \
+  --config.label org.opencontainers.image.created="$created" --os linux --architecture amd64
 umoci gc --layout "$work/image"
 # The name under which podman, docker and containerd load it; the layout itself knows tags alone.
 /usr/bin/python3 - "$work/image/index.json" "docker.io/library/attnd:$version" <<'END'

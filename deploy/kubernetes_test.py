@@ -256,6 +256,7 @@ def check_arguments(arguments, folder):
     """attnd's own check; what secrets and volumes would mount is made in `folder`."""
     if any(a.startswith("--tls_") for a in arguments):
         make_certificate(folder)
+    (folder / "state").mkdir(mode=0o700, exist_ok=True)  # in a volume the daemon makes it
     (folder / "tokens").write_text("caller " + "x" * 20 + "\n")
     (folder / "tokens").chmod(0o400)
     for mounted, there in (("/etc/attnd/tls/", f"{folder}/"), ("/etc/attnd/tokens/", f"{folder}/"),

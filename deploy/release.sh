@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes what is handed out, from bazel-bin: FOLDER/NAME.tar.gz (the bundle), NAME.oci.tar (the image), the wheel,
-# NAME.cdx.json (the bundle's SBOM) and SHA256SUMS of these. The same build and commit give the same bytes. Called by
+# Makes what is handed out, from bazel-bin: FOLDER/NAME.tar.gz (the bundle), NAME.oci.tar (the image), the wheel, the Helm
+# chart, NAME.cdx.json (the bundle's SBOM) and SHA256SUMS of these. The same build and commit give the same bytes. Called by
 # `./dev release`.
 #
 #     deploy/release.sh FOLDER NAME
@@ -18,11 +18,15 @@ step 2 tarball
 epoch=$(git log -1 --format=%ct 2>/dev/null || echo 0)
 tar -C "$output" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -cf - "$name" |
   gzip -n > "$output/$name.tar.gz"
+# As `helm package` would; its links to alerts and boards become files.
+chart=attnd-$(sed -n 's/.*kVersion = "\(.*\)";/\1/p' base/version.h).tgz
+tar -C deploy/helm --dereference --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -cf - attnd |
+  gzip -n > "$output/$chart"
 cp "$output/$name/sbom.cdx.json" "$output/$name.cdx.json"
 step 3 image
 deploy/image.sh "$output/$name" "$output/$name.oci.tar"
 step 4 wheel
 /usr/bin/python3 -B client/python/build_wheel.py bazel-bin/client/c/libattnd_client.so bazel-bin/client/attnctl "$output"
 cd "$output"
-sha256sum "$name.tar.gz" "$name.oci.tar" "$name.cdx.json" attnd-*.whl > SHA256SUMS
+sha256sum "$name.tar.gz" "$chart" "$name.oci.tar" "$name.cdx.json" attnd-*.whl > SHA256SUMS
 cat SHA256SUMS

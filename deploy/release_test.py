@@ -11,10 +11,12 @@ import time
 
 import pytest
 
+from manifests import CHART, helm_module
+
 pytestmark = pytest.mark.rare("release")
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NAME = "attnd-0.1.0-linux-x86_64"
-MOST_MB = {f"{NAME}.tar.gz": 80, f"{NAME}.oci.tar": 150, f"{NAME}.cdx.json": 1}
+MOST_MB = {f"{NAME}.tar.gz": 80, f"{NAME}.oci.tar": 150, f"{NAME}.cdx.json": 1, "attnd-0.1.0.tgz": 1}
 MOST_MB_OF_WHEEL = 25
 ENVIRONMENT = dict(os.environ, PATH=f"{os.environ['PATH']}:{ROOT}/.deps/umoci/usr/bin")
 
@@ -67,11 +69,22 @@ def test_the_tarball_is_the_bundle(released):
     assert all(name == NAME or name.startswith(NAME + "/") for name in names)
 
 
+def test_the_chart_is_the_folder(released):
+    with helm_module().Chart.load_archive((released / "attnd-0.1.0.tgz").read_bytes()) as packed:
+        rendered = packed.render({"monitoring": {"rules": {"enabled": True}}}, name="a", namespace="b")
+    with helm_module().Chart.load(CHART) as chart:
+        assert chart.render({"monitoring": {"rules": {"enabled": True}}}, name="a", namespace="b") == rendered
+    assert "AttndDown" in rendered["attnd/templates/monitoring.yaml"]
+
+
 def test_the_image_says_how_to_run_it(image):
     root, process = image
     index = json.loads((root.parent.parent / "layout/index.json").read_text())
     names = [one["annotations"]["io.containerd.image.name"] for one in index["manifests"]]
     assert names == ["docker.io/library/attnd:0.1.0"]
+    configuration = json.loads((root.parent / "config.json").read_text())
+    revision = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    assert configuration["annotations"]["org.opencontainers.image.revision"] == revision
     assert process["args"] == ["/opt/attnd/attnd"]
     assert (process["user"]["uid"], process["user"]["gid"]) == (65532, 65532)
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in process["env"]

@@ -22,7 +22,7 @@ import site_of_documents as site  # noqa: E402
 
 from reference import ATTNCTL, ATTND  # noqa: E402
 
-COMMANDS = [[], ["info"], ["health"], ["check"], ["bench"], ["estimate"], ["run"], ["top"], ["mask"], ["module"],
+COMMANDS = [[], ["info"], ["health"], ["drain"], ["check"], ["bench"], ["estimate"], ["run"], ["top"], ["mask"], ["module"],
             ["completion"]]
 
 

@@ -15,6 +15,7 @@
 #include "client/cli/bench/estimate_command.h"
 #include "client/cli/check_command.h"
 #include "client/cli/completion_command.h"
+#include "client/cli/drain_command.h"
 #include "client/cli/info_command.h"
 #include "client/cli/mask/mask_command.h"
 #include "client/cli/module/module_command.h"
@@ -106,6 +107,7 @@ int Main(int argc, char** argv) {
   Session session(app);
   AddInfoCommand(app, session);
   AddHealthCommand(app, session);
+  AddDrainCommand(app, session);
   AddCheckCommand(app, session);
   AddBenchCommand(app, session);
   AddEstimateCommand(app, session);

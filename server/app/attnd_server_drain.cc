@@ -32,6 +32,11 @@ void AttndServer::Drain(absl::Duration delay, absl::Duration timeout,
   if (!WaitUntilCallersLeave(deadline, wait)) return StopNow();
   rpc_->StopAccepting();
   if (!WaitUntilAnswered(deadline, wait)) return StopNow();
+  if (const auto left = calls_->open().count(); left > 0) {
+    log_.Warning("drain_cut", {{"calls", left},
+                               {"modules", modules_ == nullptr ? 0 : modules_->table().size()},
+                               {"cure", "a longer --drain_timeout, or shorter deadlines"}});
+  }
   if (modules_ != nullptr) modules_->table().SaveAll();
   // What is open now are watchers of health and the like, which would stay for ever.
   rpc_->Shutdown(std::min(deadline, absl::Now() + kGoodbye));

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 ATTND, ATTNCTL = os.path.join(ROOT, "bazel-bin/server/attnd"), os.path.join(ROOT, "bazel-bin/client/attnctl")
-COMMANDS = ("check", "bench", "estimate", "mask", "run", "top")  # of attnctl, those with flags of their own
+COMMANDS = ("drain", "check", "bench", "estimate", "mask", "run", "top")  # of attnctl, those with flags of their own
 OF_THIS_MACHINE = {"--memory_limit_mib": "a quarter of the machine, 256 to 4096"}
 NAMES = re.compile(r"  ((?:-\w,)?--[\w-]+(?:,--[\w-]+)*)")
 COLUMN = 30  # at which CLI11 begins what a flag means, or the line after
