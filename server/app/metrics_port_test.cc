@@ -113,7 +113,7 @@ TEST(MetricsPort, ClosesConnectionsThatDoNotAsk) {
 // None is lost to a reset, which closing a socket with unread bytes would send.
 TEST(MetricsPort, AnswersRequestsThatAreTooLongOrFollowedByMore) {
   const Metrics metrics;
-  auto port = MetricsPort::Open("127.0.0.1:0", metrics, IsReady);
+  auto port = MetricsPort::Open("127.0.0.1:0", metrics, kWell);
   ASSERT_TRUE(port.ok()) << port.status();
   for (int n = 0; n < 20; ++n) {
     const std::string endless = Scrape("127.0.0.1", (*port)->port(), std::string(200'000, 'x'));

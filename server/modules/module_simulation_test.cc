@@ -26,12 +26,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/random_problem.h"
+#include "kernels/reference_backend.h"
 #include "modules/known_layers.h"
 #include "modules/reference/reference_engine.h"
 #include "proto/attnd/v1/module.pb.h"
 #include "proto/attnd/v1/module_codec.h"
 #include "server/modules/module_calls.h"
 #include "server/rpc/calls.h"
+#include "server/shared_memory/shared_memory.h"
 
 namespace attnd {
 namespace {
@@ -182,8 +184,8 @@ void WriteFolder(const std::string& root, const DiskModel& model) {
 
 struct Answer {
   grpc::Status status;
-  bool holds_its_place = false;  // when it goes out
-  std::vector<grpc::ByteBuffer> messages;
+  bool holds_its_place = false;      // when it goes out
+  std::optional<std::string> first;  // message; copied, since its memory is the daemon's
 };
 
 std::vector<grpc::ByteBuffer> BuffersOf(const std::vector<std::string>& messages) {
@@ -212,13 +214,23 @@ class SimulatedStream final : public CallStream {
     ReadDone(has_one);
   }
   void StartWriting(grpc::ByteBuffer* message) override {
-    answer_.messages.push_back(*message);
+    Keep(*message);
     WriteDone(true);
   }
   void FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) override {
-    if (last != nullptr) answer_.messages.push_back(*last);
+    if (last != nullptr) Keep(*last);
     answer_.status = status;
     answer_.holds_its_place = places_.held() == 1;
+  }
+
+  void Keep(const grpc::ByteBuffer& message) {
+    if (answer_.first.has_value()) return;
+    std::vector<grpc::Slice> slices;
+    EXPECT_TRUE(message.Dump(&slices).ok());
+    answer_.first.emplace();
+    for (const grpc::Slice& slice : slices) {
+      answer_.first->append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+    }
   }
 
   const std::vector<grpc::ByteBuffer> messages_;
@@ -230,10 +242,7 @@ class SimulatedStream final : public CallStream {
 template <class Message>
 Message FirstOf(const Answer& answer) {
   Message message;
-  grpc::Slice slice;
-  if (!answer.messages.empty() && answer.messages[0].TrySingleSlice(&slice).ok()) {
-    message.ParseFromArray(slice.begin(), static_cast<int>(slice.size()));
-  }
+  if (answer.first.has_value()) message.ParseFromString(*answer.first);
   return message;
 }
 
@@ -248,6 +257,8 @@ struct Surroundings {
   };
   RealClock clock;
   NoLeases leases;
+  ReferenceBackend backend;
+  SharedMemoryTable shared_memory{{}, backend, false};
   Metrics metrics;
   ModuleMetrics& of_modules = metrics.AddModules({"cpu"});
   Calls calls{{}, {}, {}, leases, clock};
@@ -299,6 +310,7 @@ struct SimulatedDaemon {
         calls({table,
                engine,
                staging,
+               around.shared_memory,
                around.of_modules,
                {"cpu"},
                absl::Minutes(2),
