@@ -320,6 +320,9 @@ void CallRunner::Handle(Attempt& attempt) {
   if (!attempt.rpc->status().ok()) return HandleFailure(attempt);
   core_.connections.ReportAlive(attempt.connection->address_index());
   core_.connections.ReportMoved(attempt.bytes, core_.clock.Now() - attempt.begun);
+  if (const auto queue = QueueOf(*attempt.context); queue.has_value()) {
+    core_.connections.ReportQueue(attempt.connection->address_index(), *queue);
+  }
   core_.budget.OnSuccess();
   if (state_.failed()) return;
   absl::StatusOr<int64_t> bytes = attempt.rpc->Land(attempt.connection->address_index());

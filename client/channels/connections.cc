@@ -269,12 +269,17 @@ std::shared_ptr<Connection> Connections::Acquire(int64_t bytes, const std::vecto
                                                  int only) {
   absl::MutexLock lock(&mutex_);
   absl::Time now = clock_.Now();
+  auto begins_after = [&](const Address& address) {
+    return absl::ToDoubleSeconds(std::max(absl::ZeroDuration(), address.queue_ends - now));
+  };
   auto rank = [&](const Slot& slot) {
     int a = slot.connection->address_index();
     bool was_there = a < static_cast<int>(tried.size()) && tried[a];
-    return std::make_tuple(slot.spare && bytes > kSmallCallBytes, only >= 0 && a != only, was_there,
-                           addresses_[a].gone, !IsUsable(addresses_[a], now),
-                           slot.outstanding_bytes, slot.spare, addresses_[a].last_picked);
+    return std::make_tuple(
+        slot.spare && bytes > kSmallCallBytes, only >= 0 && a != only, was_there,
+        addresses_[a].gone, !IsUsable(addresses_[a], now),
+        begins_after(addresses_[a]) + static_cast<double>(slot.outstanding_bytes) / rate_,
+        slot.spare, addresses_[a].last_picked);
   };
   Slot& best = *std::min_element(slots_.begin(), slots_.end(),
                                  [&](const Slot& x, const Slot& y) { return rank(x) < rank(y); });
@@ -393,6 +398,13 @@ void Connections::ReportAlive(int address_index) {
   addresses_[address_index].suspended_until = absl::InfinitePast();
   addresses_[address_index].heard_at = clock_.Now();
   addresses_[address_index].silent = false;
+}
+
+// Without news the queue is over when it should have been worked off.
+void Connections::ReportQueue(int address_index, absl::Duration queue) {
+  constexpr absl::Duration kLongestQueue = absl::Seconds(5);
+  absl::MutexLock lock(&mutex_);
+  addresses_[address_index].queue_ends = clock_.Now() + std::min(queue, kLongestQueue);
 }
 
 // A slow call tells little, since it may have computed or waited for long: the rate falls slowly.

@@ -1,6 +1,7 @@
 // Connections: the client's gRPC channels, several to each address, each with a TCP connection of
-// its own (one connection is worth about one core). A shard goes to the connection with the fewest
-// outstanding bytes, away from addresses that it has tried or that have just been unavailable. Each
+// its own (one connection is worth about one core). A shard goes to the connection on which it
+// should be finished first, by its outstanding bytes and by the queue that the server told of in
+// its last answer, away from addresses that it has tried or that have just been unavailable. Each
 // address has one more for small calls, which would wait behind megabytes on all others; gRPC opens
 // it when first used.
 //
@@ -102,6 +103,8 @@ class Connections {
   void ReportAlive(int address_index);
   // A call of so many bytes took so long: the rate by which Suspect is patient.
   void ReportMoved(int64_t bytes, absl::Duration took);
+  // The server told of so much work before a further call.
+  void ReportQueue(int address_index, absl::Duration queue);
   // A call there has made no progress since then. Asks the server whether it answers, where that is
   // longer than a call may be silent and there is another address. Returns at once.
   void Suspect(int address_index, absl::Time silent_since);
@@ -134,11 +137,12 @@ class Connections {
     int name = -1;  // index into names_; −1: as it was given
     absl::Time reported_at = absl::InfinitePast();
     absl::Time suspended_until = absl::InfinitePast();
-    absl::Time heard_at = absl::InfinitePast();  // a call succeeded, or the prober had an answer
-    bool gone = false;                           // its name has it no more
-    bool silent = false;                         // the prober got no answer
-    int failures = 0;                            // in a row
-    uint64_t last_picked = 0;                    // sequence number
+    absl::Time heard_at = absl::InfinitePast();    // a call succeeded, or the prober had an answer
+    absl::Time queue_ends = absl::InfinitePast();  // of what the server has told of
+    bool gone = false;                             // its name has it no more
+    bool silent = false;                           // the prober got no answer
+    int failures = 0;                              // in a row
+    uint64_t last_picked = 0;                      // sequence number
   };
   struct Name {
     ReplicaName name;

@@ -84,6 +84,24 @@ TEST(Connections, AreTakenByTheirOutstandingBytes) {
   EXPECT_EQ(connections->Acquire(kLarge / 20, {}), of_first[1]);
 }
 
+// A slow server that others keep busy gets what it can finish as soon.
+TEST(Connections, AreTakenByTheQueueThatTheirServerTellsOf) {
+  FakeClock clock;
+  auto connections = Create({"127.0.0.1:8", "127.0.0.1:9"}, clock, nullptr);
+  constexpr int64_t kMegabyte = 1'000'000;
+  connections->ReportMoved(100 * kMegabyte, absl::Seconds(1));
+  connections->ReportQueue(0, absl::Milliseconds(150));  // as long as 15 MB take
+  std::vector<std::shared_ptr<Connection>> taken;
+  auto next = [&] {
+    return taken.emplace_back(connections->Acquire(10 * kMegabyte, {}))->address_index();
+  };
+  for (int n = 0; n < 4; ++n) EXPECT_EQ(next(), 1) << n;  // 20 MB on each of its connections
+  for (int n = 0; n < 2; ++n) EXPECT_EQ(next(), 0) << n;
+  for (const auto& connection : taken) connections->Release(*connection, 10 * kMegabyte);
+  clock.Advance(absl::Milliseconds(150));  // it has been worked off
+  EXPECT_NE(next(), next());
+}
+
 TEST(Connections, LeaveANameThatCannotBeLookedUpToGrpc) {
   FakeClock clock;
   auto connections = Create({"dns:///name:7"}, clock, [](const ReplicaName&) { return Names{}; });

@@ -32,4 +32,16 @@ Pushback PushbackOf(const grpc::ClientContext& finished_call) {
   return {.delay = absl::Milliseconds(milliseconds)};
 }
 
+std::optional<absl::Duration> QueueOf(const grpc::ClientContext& finished_call) {
+  const auto& trailers = finished_call.GetServerTrailingMetadata();
+  auto it = trailers.find("attnd-queue-seconds");
+  double seconds = 0;
+  if (it == trailers.end() ||
+      !absl::SimpleAtod(absl::string_view(it->second.data(), it->second.size()), &seconds) ||
+      !(seconds >= 0)) {
+    return std::nullopt;
+  }
+  return absl::Seconds(seconds);
+}
+
 }  // namespace attnd

@@ -23,4 +23,8 @@ struct Pushback {
 };
 Pushback PushbackOf(const grpc::ClientContext& finished_call);
 
+// The queue that the server tells of in the trailer attnd-queue-seconds. Absent: it tells nothing
+// that can be a queue.
+std::optional<absl::Duration> QueueOf(const grpc::ClientContext& finished_call);
+
 }  // namespace attnd

@@ -1,12 +1,14 @@
 #include "server/rpc/rpc_context.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "proto/xds/data/orca/v3/orca_load_report.pb.h"
 #include "server/admission/staging_copy.h"
 #include "server/call/status_details.h"
 #include "server/rpc/server_context.h"
@@ -14,6 +16,23 @@
 #include "server/wire/decode.h"
 
 namespace attnd {
+namespace {
+
+// Tells the caller the queue of the least loaded device, which a further call would get: in words
+// for attnd's clients, and as an ORCA load report for proxies and gRPC's balancers. gRPC hides the
+// latter from a caller.
+void AddLoad(const ServiceDeps& deps, grpc::ServerContextBase& context) {
+  double seconds = std::numeric_limits<double>::infinity();
+  for (size_t n = 0; n < deps.engines.size(); ++n) {
+    seconds = std::min(seconds, deps.calls.admission().QueueSeconds(static_cast<int>(n)));
+  }
+  xds::data::orca::v3::OrcaLoadReport report;
+  (*report.mutable_named_metrics())["attnd.queue_seconds"] = seconds;
+  context.AddTrailingMetadata("endpoint-load-metrics-bin", report.SerializeAsString());
+  context.AddTrailingMetadata("attnd-queue-seconds", absl::StrCat(seconds));
+}
+
+}  // namespace
 
 RpcContext::RpcContext(const ServiceDeps& deps, grpc::ServerContextBase& context,
                        Direction direction, uint64_t id)
@@ -134,6 +153,7 @@ absl::Status RpcContext::Stopped(WorkStage stage) {
 }
 
 void RpcContext::Answered(const Result& result) {
+  AddLoad(deps_, context_);
   times_ = result.times();
   priority_ = result.call().priority();
   deps_.metrics.SharedSent(result.call().shared_output_bytes());

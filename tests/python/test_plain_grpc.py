@@ -149,6 +149,14 @@ def test_any_chunks_give_what_a_unary_call_gives(wire, stub, rng, direction, siz
         assert getattr(result, name) == getattr(alone, name), name
 
 
+def test_each_answer_tells_its_daemons_queue(wire, stub, rng, direction):
+    """In seconds. gRPC keeps the ORCA report that comes with it to itself."""
+    started = Call(wire, direction, rng)
+    replies = started.start(stub, [started.header(), *started.chunks(100)])
+    list(replies)
+    assert 0 <= float(dict(replies.trailing_metadata())["attnd-queue-seconds"]) < 60
+
+
 @pytest.mark.parametrize("size", [MIB, 4 * MIB, 3 * MIB + 1])
 def test_tensors_above_a_message_travel_in_large_chunks(wire, stub, rng, direction, size):
     call = Call(wire, direction, rng, q_len=90001, kv_len=3, heads=1, dim=13, v_dim=61)  # o: 21 MiB
