@@ -91,6 +91,7 @@ absl::Status ExecutorInstance::Put(int64_t entry, TensorRole role, ElementType e
   const int64_t count = module_->table.entries()[entry].elements;
   CHECK(static_cast<int64_t>(bytes.size()) == count * ElementBytes(element));
   RETURN_IF_ERROR(device_->Put(element, bytes.data(), {Place(entry, role), kept}, count));
+  if (role == TensorRole::kGradient) norms_.clear();
   if (role == TensorRole::kWeight) Pack(entry);
   return device_->Finish();
 }
@@ -316,6 +317,7 @@ absl::Status ExecutorInstance::Backward(const ModuleBackwardCall& call) {
   Kept& kept = *found->second;
   CheckSizes(*module_, kept.call.rows, kept.layers, call);
   RETURN_IF_ERROR(Stopped(call.stop));
+  if (call.add_gradients) norms_.clear();
   kept.call.stop = call.add_gradients ? std::stop_token() : call.stop;
   const ModuleGraph& graph = module_->graph;
   const auto [first, end] = kept.layers;
@@ -349,19 +351,25 @@ absl::Status ExecutorInstance::Backward(const ModuleBackwardCall& call) {
 // ---- Steps.
 
 absl::Status ExecutorInstance::SquaredNorms(absl::Span<double> norms) {
-  std::fill(norms.begin(), norms.end(), 0);
-  if (limits_.kept_rows == 0) return absl::OkStatus();
+  if (norms_.empty()) RETURN_IF_ERROR(ComputeNorms());
+  std::copy(norms_.begin(), norms_.end(), norms.begin());
+  return absl::OkStatus();
+}
+
+absl::Status ExecutorInstance::ComputeNorms() {
+  const std::vector<WeightEntry>& entries = module_->table.entries();
+  std::vector<double> norms(entries.size());
   std::vector<ModuleDevice::Gradients> ranges;
   std::vector<size_t> places;
-  const std::vector<WeightEntry>& entries = module_->table.entries();
   for (size_t n = 0; n < entries.size(); ++n) {
-    if (!entries[n].trained_offset.has_value()) continue;
+    if (limits_.kept_rows == 0 || !entries[n].trained_offset.has_value()) continue;
     ranges.push_back({tensors_.gradients() + *entries[n].trained_offset, entries[n].elements});
     places.push_back(n);
   }
   std::vector<double> found(ranges.size());
-  RETURN_IF_ERROR(device_->SquaredNorms(ranges, absl::MakeSpan(found)));
+  if (!ranges.empty()) RETURN_IF_ERROR(device_->SquaredNorms(ranges, absl::MakeSpan(found)));
   for (size_t n = 0; n < found.size(); ++n) norms[places[n]] = found[n];
+  norms_ = std::move(norms);
   return absl::OkStatus();
 }
 
@@ -399,6 +407,7 @@ absl::StatusOr<StepResult> ExecutorInstance::Step(const StepCall& call) {
 }
 
 absl::Status ExecutorInstance::ClearGradients() {
+  norms_.clear();
   if (limits_.kept_rows == 0) return absl::OkStatus();
   device_->SetZero(tensors_.gradients(), module_->table.trained_elements() * kFloatBytes);
   return device_->Finish();
