@@ -104,7 +104,7 @@ def run(seed, optimizer="server", length=None, trace=None):
         except REFUSALS:  # gradients wait, and the look needs the module anew
             undo(here, there)
             found = differences(here, there, look)
-        if max(float(p.abs().max()) for p in here.net.parameters()) > MOST:
+        if not all(float(p.abs().max()) <= MOST for p in here.net.parameters()):
             return None  # the training diverges, and rounding with it
         if found:
             why = f" (refused: {refusal})" if refusal else ""

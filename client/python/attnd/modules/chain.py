@@ -2,8 +2,8 @@
 
 A layer's output is a Deferred. A call of the next layer with it extends the chain; what anybody else looks at, or keeps
 beside the chain, is computed: consecutive layers whose outputs are gone by then are one call of the daemon, and what a loop
-over all layers leaves is one call of the whole module. A layer is a function of its input, weights and seed, so that nothing depends
-on where a chain is cut.
+over all layers leaves is one call of the whole module. A layer is a function of its input, weights and seed,
+so that nothing depends on where a chain is cut.
 """
 from __future__ import annotations
 
