@@ -54,7 +54,8 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
     result.set_sequence(hold.sequence());
     if (keep) {
       const absl::Time expires = ActivationsExpire(header.options());
-      const uint64_t kept = hold.Keep({activation, rows, dropout, layers, ForwardDigest(header), expires});
+      const uint64_t kept =
+          hold.Keep({activation, rows, dropout, layers, ForwardDigest(header), expires});
       v1::Residual& residual = *result.mutable_activations();
       residual.set_token(deps_.table.ActivationToken(*module, kept));
       residual.set_expires_unix_ms(static_cast<uint64_t>(absl::ToUnixMillis(expires)));
