@@ -101,8 +101,8 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
     gradient.layers = kept.layers;
     gradient.digest = std::move(kept.digest);
   }
-  std::vector<PayloadSpec> specs = SpecsOf(graph, gradient.rows, gradient.layers,
-                                           header.has_forward(), header.want_dx());
+  std::vector<PayloadSpec> specs =
+      SpecsOf(graph, gradient.rows, gradient.layers, header.has_forward(), header.want_dx());
   ASSIGN_OR_RETURN(gradient.payloads,
                    Payloads::Make(std::move(specs), header.payload(), deps_.staging));
   RETURN_IF_ERROR(gradient.payloads.Receive(call.stream, type));
@@ -117,10 +117,10 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
 absl::StatusOr<ActivationId> ModuleCalls::Recompute(RegisteredModule::Hold& hold,
                                                     Gradient& gradient, const ModuleCall& call) {
   if (gradient.kept == 0) {
-    return RunForward(hold,
-                      {&gradient.rows, gradient.layers, gradient.dropout,
-                       gradient.header.forward().makes_room()},
-                      true, gradient.payloads, call.wait);
+    return RunForward(
+        hold,
+        {&gradient.rows, gradient.layers, gradient.dropout, gradient.header.forward().makes_room()},
+        true, gradient.payloads, call.wait);
   }
   std::optional<KeptForward> kept = hold.Find(gradient.kept);
   if (kept.has_value()) return kept->activation;

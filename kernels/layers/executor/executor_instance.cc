@@ -145,9 +145,7 @@ int64_t ExecutorInstance::KeptLayerRows() const {
   return rows;
 }
 
-int64_t ExecutorInstance::KeptRows() const {
-  return (KeptLayerRows() + Layers() - 1) / Layers();
-}
+int64_t ExecutorInstance::KeptRows() const { return (KeptLayerRows() + Layers() - 1) / Layers(); }
 
 std::byte* ExecutorInstance::KeptAt(const Kept& kept, int64_t offset) const {
   return tensors_.activations() + kept.at + offset;
@@ -234,8 +232,8 @@ absl::StatusOr<ActivationId> ExecutorInstance::Forward(const ModuleForwardCall& 
   }
   for (int64_t layer = layers.first; layer < layers.end && status.ok(); ++layer) {
     const bool is_last = layer + 1 == layers.end;
-    status = ForwardLayer(layer, of, kept.get(),
-                          InputOf(layer + 1, is_last ? nullptr : kept.get()));
+    status =
+        ForwardLayer(layer, of, kept.get(), InputOf(layer + 1, is_last ? nullptr : kept.get()));
   }
   const ActivationId id = kept != nullptr ? ++last_activation_ : 0;
   if (kept != nullptr) kept_.emplace(id, std::move(kept));
@@ -337,8 +335,8 @@ absl::Status ExecutorInstance::Backward(const ModuleBackwardCall& call) {
   }
   RETURN_IF_ERROR(Stopped(kept.call.stop));
   if (!call.dx.empty()) {
-    RETURN_IF_ERROR(device_->Get(GradientBoundary(first), graph.BorderElement(first),
-                                 call.dx.data(), numbers));
+    RETURN_IF_ERROR(
+        device_->Get(GradientBoundary(first), graph.BorderElement(first), call.dx.data(), numbers));
   }
   if (!call.d_memory.empty()) {
     if (!memory_is_set) device_->SetZero(d_memory.data, memory_bytes);
