@@ -60,8 +60,7 @@ void CheckSizes(const ModuleDescription& module, const CallRows& rows, LayerRang
   const ModuleGraph& graph = module.graph;
   layers = graph.Resolved(layers);
   CHECK(IsOf(call.dy, RowBytes(graph, rows, graph.BorderElement(layers.end))));
-  CHECK(call.dx.empty() ||
-        IsOf(call.dx, RowBytes(graph, rows, graph.BorderElement(layers.first))));
+  CHECK(call.dx.empty() || IsOf(call.dx, RowBytes(graph, rows, graph.BorderElement(layers.first))));
   CHECK(call.d_memory.empty() || IsOf(call.d_memory, MemoryBytes(graph, rows)));
   CHECK(!call.add_d_memory || !call.d_memory.empty());
 }

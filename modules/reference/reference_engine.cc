@@ -133,8 +133,8 @@ class ReferenceInstance : public ModuleInstance {
       const WeightEntry& entry = Entry(static_cast<int64_t>(n));
       norms[n] = 0;
       if (!entry.trained_offset.has_value()) continue;
-      norms[n] = SquaredNorm({gradients_.data() + *entry.trained_offset,
-                              static_cast<size_t>(entry.elements)});
+      norms[n] = SquaredNorm(
+          {gradients_.data() + *entry.trained_offset, static_cast<size_t>(entry.elements)});
     }
     return absl::OkStatus();
   }

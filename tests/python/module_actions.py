@@ -23,7 +23,7 @@ class Net(nn.Module):
             if n not in self.skipped:
                 x = x + torch.sigmoid(x.mean()) * layer(x) if n == self.gated else layer(x)
                 states += [x] if self.collects else []
-        return self.head(x + sum(states))
+        return self.head(x + sum(states) / 10)
 
 
 class Twin:

@@ -16,6 +16,7 @@ import attnd.torch
 
 REFUSALS = (attnd.Unimplemented, attnd.FailedPrecondition, attnd.InvalidArgument, attnd.ResourceExhausted, TypeError)
 TOLERANCE = 1e-3  # lr is 1e-2
+MOST = 30.0  # of weights
 
 # Actions of several parts, of which the last may be refused.
 HALF = {"train_step", "step", "scaled_step", "step_with_closure", "load", "load_assigned", "two_optimizers",
@@ -103,6 +104,8 @@ def run(seed, optimizer="server", length=None, trace=None):
         except REFUSALS:  # gradients wait, and the look needs the module anew
             undo(here, there)
             found = differences(here, there, look)
+        if not all(float(p.abs().max()) <= MOST for p in here.net.parameters()):
+            return None  # the training diverges, and rounding with it
         if found:
             why = f" (refused: {refusal})" if refusal else ""
             return f"seed {seed}, {optimizer}: after {name}{why}: {found[:4]}"

@@ -186,8 +186,9 @@ def test_what_is_refused():
     one = flex.create_block_mask(FLEX["width of each head"][0], None, None, N, N, "cpu", BLOCK_SIZE=32)
     with pytest.raises(attnd.InvalidArgument, match="block_mask: expected one made with B=2, H=4, since its mask_mod"):
         remote.flex_attention(q, k, v, block_mask=one)
-    for name, mask_mod in (("batch", lambda b, h, q, k: (q >= k) & (b == 1)), ("heads", lambda b, h, q, k: q - k < HEADS[h])):
-        with pytest.raises(attnd.InvalidArgument, match=f"{name}: expected how many there are, since mask_mod depends on it"):
+    for name, mask_mod in {"batch": lambda b, h, q, k: (q >= k) & (b == 1),
+                           "heads": lambda b, h, q, k: q - k < HEADS[h]}.items():
+        with pytest.raises(attnd.InvalidArgument, match=f"{name}: expected how many there are, since mask_mod depends"):
             m.from_mask_mod(mask_mod, N, N)
         assert m.from_mask_mod(mask_mod, N, N, batch=1, heads=1) != m.from_mask_mod(mask_mod, N, N, batch=2, heads=2)
     with pytest.raises(attnd.InvalidType, match="mask_mod: expected a function of batch, head, query and key, got Tensor"):

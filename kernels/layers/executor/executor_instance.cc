@@ -91,6 +91,7 @@ absl::Status ExecutorInstance::Put(int64_t entry, TensorRole role, ElementType e
   const int64_t count = module_->table.entries()[entry].elements;
   CHECK(static_cast<int64_t>(bytes.size()) == count * ElementBytes(element));
   RETURN_IF_ERROR(device_->Put(element, bytes.data(), {Place(entry, role), kept}, count));
+  if (role == TensorRole::kGradient) norms_.clear();
   if (role == TensorRole::kWeight) Pack(entry);
   return device_->Finish();
 }
@@ -144,9 +145,7 @@ int64_t ExecutorInstance::KeptLayerRows() const {
   return rows;
 }
 
-int64_t ExecutorInstance::KeptRows() const {
-  return (KeptLayerRows() + Layers() - 1) / Layers();
-}
+int64_t ExecutorInstance::KeptRows() const { return (KeptLayerRows() + Layers() - 1) / Layers(); }
 
 std::byte* ExecutorInstance::KeptAt(const Kept& kept, int64_t offset) const {
   return tensors_.activations() + kept.at + offset;
@@ -233,8 +232,8 @@ absl::StatusOr<ActivationId> ExecutorInstance::Forward(const ModuleForwardCall& 
   }
   for (int64_t layer = layers.first; layer < layers.end && status.ok(); ++layer) {
     const bool is_last = layer + 1 == layers.end;
-    status = ForwardLayer(layer, of, kept.get(),
-                          InputOf(layer + 1, is_last ? nullptr : kept.get()));
+    status =
+        ForwardLayer(layer, of, kept.get(), InputOf(layer + 1, is_last ? nullptr : kept.get()));
   }
   const ActivationId id = kept != nullptr ? ++last_activation_ : 0;
   if (kept != nullptr) kept_.emplace(id, std::move(kept));
@@ -323,6 +322,7 @@ absl::Status ExecutorInstance::BackwardLayers(const ModuleBackwardCall& call) {
   Kept& kept = *found->second;
   CheckSizes(*module_, kept.call.rows, kept.layers, call);
   RETURN_IF_ERROR(Stopped(call.stop));
+  if (call.add_gradients) norms_.clear();
   kept.call.stop = call.add_gradients ? std::stop_token() : call.stop;
   const ModuleGraph& graph = module_->graph;
   const auto [first, end] = kept.layers;
@@ -342,8 +342,8 @@ absl::Status ExecutorInstance::BackwardLayers(const ModuleBackwardCall& call) {
   }
   RETURN_IF_ERROR(Stopped(kept.call.stop));
   if (!call.dx.empty()) {
-    RETURN_IF_ERROR(device_->Get(GradientBoundary(first), graph.BorderElement(first),
-                                 call.dx.data(), numbers));
+    RETURN_IF_ERROR(
+        device_->Get(GradientBoundary(first), graph.BorderElement(first), call.dx.data(), numbers));
   }
   if (!call.d_memory.empty()) {
     if (!memory_is_set) device_->SetZero(d_memory.data, memory_bytes);
@@ -356,19 +356,25 @@ absl::Status ExecutorInstance::BackwardLayers(const ModuleBackwardCall& call) {
 // ---- Steps.
 
 absl::Status ExecutorInstance::SquaredNorms(absl::Span<double> norms) {
-  std::fill(norms.begin(), norms.end(), 0);
-  if (limits_.kept_rows == 0) return absl::OkStatus();
+  if (norms_.empty()) RETURN_IF_ERROR(ComputeNorms());
+  std::copy(norms_.begin(), norms_.end(), norms.begin());
+  return absl::OkStatus();
+}
+
+absl::Status ExecutorInstance::ComputeNorms() {
+  const std::vector<WeightEntry>& entries = module_->table.entries();
+  std::vector<double> norms(entries.size());
   std::vector<ModuleDevice::Gradients> ranges;
   std::vector<size_t> places;
-  const std::vector<WeightEntry>& entries = module_->table.entries();
   for (size_t n = 0; n < entries.size(); ++n) {
-    if (!entries[n].trained_offset.has_value()) continue;
+    if (limits_.kept_rows == 0 || !entries[n].trained_offset.has_value()) continue;
     ranges.push_back({tensors_.gradients() + *entries[n].trained_offset, entries[n].elements});
     places.push_back(n);
   }
   std::vector<double> found(ranges.size());
-  RETURN_IF_ERROR(device_->SquaredNorms(ranges, absl::MakeSpan(found)));
+  if (!ranges.empty()) RETURN_IF_ERROR(device_->SquaredNorms(ranges, absl::MakeSpan(found)));
   for (size_t n = 0; n < found.size(); ++n) norms[places[n]] = found[n];
+  norms_ = std::move(norms);
   return absl::OkStatus();
 }
 
@@ -406,6 +412,7 @@ absl::StatusOr<StepResult> ExecutorInstance::Step(const StepCall& call) {
 }
 
 absl::Status ExecutorInstance::ClearGradients() {
+  norms_.clear();
   if (limits_.kept_rows == 0) return absl::OkStatus();
   device_->SetZero(tensors_.gradients(), module_->table.trained_elements() * kFloatBytes);
   return device_->Finish();

@@ -71,6 +71,7 @@ class ExecutorInstance : public ModuleInstance {
   // As which it is kept; NOT_FOUND where there is no such tensor.
   absl::StatusOr<ElementType> ElementOf(int64_t entry, TensorRole role) const;
   void Pack(int64_t entry);
+  absl::Status ComputeNorms();
   absl::StatusOr<std::unique_ptr<Kept>> Reserve(const CallRows& rows, LayerRange layers);
   int64_t KeptLayerRows() const;
   std::byte* KeptAt(const Kept& kept, int64_t offset) const;
@@ -98,6 +99,8 @@ class ExecutorInstance : public ModuleInstance {
   std::map<ActivationId, std::unique_ptr<Kept>> kept_;
   ActivationId last_activation_ = 0;
   int64_t optimizer_step_ = 0;
+  // SquaredNorms of the gradients as they are; empty: not known. Clipping asks before Step does.
+  std::vector<double> norms_;
 };
 
 }  // namespace attnd

@@ -12,9 +12,9 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/layers/cpu/cpu_module_engine.h"
 #include "kernels/layers/pipeline/layer_placement.h"
-#include "tests/layers/pipeline_comparison.h"
 #include "kernels/layers/pipeline/pipeline_instance.h"
 #include "modules/reference/reference_engine.h"
+#include "tests/layers/pipeline_comparison.h"
 
 namespace attnd {
 namespace {

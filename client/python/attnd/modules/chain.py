@@ -1,9 +1,9 @@
 """Calls of the layers of a stack, one by one, as loops over them make them.
 
-A layer's output is a Deferred. A call of the next layer with it extends the chain; what anybody else looks at, or keeps beside
-the chain, is computed: consecutive layers whose outputs are gone by then are one call of the daemon, and what a loop over all
-layers leaves is one call of the whole module. A layer is a function of its input, weights and seed, so that nothing depends
-on where a chain is cut.
+A layer's output is a Deferred. A call of the next layer with it extends the chain; what anybody else looks at, or keeps
+beside the chain, is computed: consecutive layers whose outputs are gone by then are one call of the daemon, and what a loop
+over all layers leaves is one call of the whole module. A layer is a function of its input, weights and seed,
+so that nothing depends on where a chain is cut.
 """
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class Chain:
 
 
 class Pending:
-    """A call of layers [first, end), as forward knows it. Its output has it, and calls that extend it until they are done."""
+    """A call of layers [first, end), as forward knows it. Its output has it, and so have calls that extend it until they are
+    done."""
 
     __slots__ = ("part", "chain", "seed", "drops", "before", "x", "value", "is_now", "is_kept", "is_used", "node", "output",
                  "__weakref__")
@@ -70,7 +71,8 @@ class Pending:
                  x: Optional[Tensor], is_now: bool = False) -> None:
         self.part = Part(chain.stack, layers)
         self.part.pending = weakref.ref(self)
-        self.chain, self.seed, self.drops = chain, seed, drops
+        self.chain: Any = chain  # until it is done
+        self.seed, self.drops = seed, drops
         self.before, self.x = before, x  # the call that it extends, or what it reads
         self.value: Optional[Tensor] = None
         self.is_now = is_now
@@ -111,8 +113,8 @@ def _run(calls: List[Pending]) -> Tensor:
     first, last = calls[0], calls[-1]
     chain, stack = first.chain, first.chain.stack
     if _versions(chain.arguments, chain.keywords) != chain.read:
-        raise FailedPrecondition("layers: expected inputs as they were in the call, got one that was changed in place before "
-                                 "its output was looked at; change a copy of it")
+        raise FailedPrecondition("layers: expected inputs as they were in the call, got one that was changed in place "
+                                 "before its output was looked at; change a copy of it")
     x = first.x if first.before is None else first.before.value
     assert x is not None
     run = Run(stack, chain.module, chain.versions, chain.call, (first.part.layers[0], last.part.layers[1]))
@@ -216,7 +218,8 @@ def advance(forward: LayerForward, stack: RemoteStack, arguments: Tuple[Any, ...
     with stack._lock:
         changed, index = stack.look(), forward.index
         if not stack.has(forward):
-            raise FailedPrecondition("layer: expected a layer of an offloaded stack, got one that another has replaced there")
+            raise FailedPrecondition("layer: expected a layer of an offloaded stack, got one that another has replaced "
+                                     "there")
         x = _input_of(stack.kind, arguments, keywords)
         before: Optional[Pending] = x._pending if isinstance(x, Deferred) and x._pending.part.stack is stack else None
         follows = before is not None and before.part.layers[1] <= index and not before.is_used

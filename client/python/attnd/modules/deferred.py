@@ -1,5 +1,5 @@
-"""Deferred: the output of an offloaded layer that nobody has computed yet. It is a tensor with its place in autograd's graph;
-whatever needs its numbers has the daemon compute them first.
+"""Deferred: the output of an offloaded layer that nobody has computed yet. It is a tensor with its place in autograd's
+graph; whatever needs its numbers has the daemon compute them first.
 """
 from __future__ import annotations
 

@@ -234,8 +234,9 @@ class Module:
         length or 1, length], True = attend. positions: of each row, for rotary. memory [batch, rows, memory_width], and
         memory_lengths as kv_lengths. cu_seqlens [batch + 1]: x [total, width] holds sequences end to end, the first row of
         each and the total; memory_cu_seqlens for memory [total, memory_width]. seed, offset: dropout's; offset numbers the
-        micro-batch. layers: (first, end) of those to run, None: all; x is the first one's input, and a backward is of the same
-        ones. makes_room: where activations that wait for their backward leave no room, the oldest are computed again then.
+        micro-batch. layers: (first, end) of those to run, None: all; x is the first one's input, and a backward is of the
+        same ones. makes_room: where activations that wait for their backward leave no room, the oldest are computed again
+        then.
         """
         taken = self._array("x", x)
         shape = taken.shape if taken.ndim == 3 else (1, *taken.shape)

@@ -152,7 +152,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
                     parameter.grad  # raises, where one is lost
                 if found is not None:
                     values = values or _values_of(self._kind, group)
-                    made.setdefault(id(found[0]), (found[0], {}))[1][found[1]] = values, -1.0 if group.get("maximize") else 1.0
+                    sign = -1.0 if group.get("maximize") else 1.0
+                    made.setdefault(id(found[0]), (found[0], {}))[1][found[1]] = values, sign
         for stack, names in made.values():
             joined = [name for name in names if stack.owner(name) is None]
             if joined:  # layers that came in the place of others, groups that were written by hand

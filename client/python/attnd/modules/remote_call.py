@@ -95,9 +95,11 @@ class Run:
 
 
 class Part:
-    """What backward knows of a call of layers [first, end): the run that it is a part of, where it has been computed. Gradients
-    of what passes between two parts of one run stay on the daemon: the last part has all of them computed, the first one
-    gives the run's."""
+    """What backward knows of a call of layers [first, end): the run that it is a part of, where it has been computed.
+
+    Gradients of what passes between two parts of one run stay on the daemon: the last part has all of them computed, the
+    first one gives the run's.
+    """
 
     __slots__ = ("stack", "layers", "pending", "run", "begins", "ends", "needs_grad", "wants_dx")
 

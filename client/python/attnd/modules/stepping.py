@@ -77,8 +77,10 @@ class Stepping:
         found = self._owners.get(name)
         return None if found is None else found()
 
-    def stage(self, optimizer: Any, steps: Dict[str, Tuple[StepValues, float]], inverse: float, checked: bool = False) -> None:
-        """Parameters' steps, and what their gradients are multiplied by. With checked=False only looks whether they can be done."""
+    def stage(self, optimizer: Any, steps: Dict[str, Tuple[StepValues, float]], inverse: float,
+              checked: bool = False) -> None:
+        """Parameters' steps, and what their gradients are multiplied by. With checked=False only looks whether they can be
+        done."""
         with self._lock:
             if self._staged.keys() & steps.keys():
                 self.flush()
