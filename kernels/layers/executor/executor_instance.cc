@@ -287,6 +287,10 @@ absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bo
   gradients.values.back() = GradientBoundary(layer + 1);
   gradients.values[kInputValue] = GradientBoundary(layer);
   gradients.values[kMemoryValue] = {tensors_.d_memory(), tensors_.element()};
+  const std::vector<int64_t> holders = GradientHolders(graph, block);
+  for (int64_t value = kFirstOpValue; value < ops + kFirstOpValue; ++value) {
+    if (holders[value] != value) gradients.values[value] = gradients.values[holders[value]];
+  }
   gradients.is_set.back() = true;
   gradients.is_set[kMemoryValue] = memory_is_set;
   const LayerRun run(tensors_, kept.call, layer, places, values);
