@@ -14,6 +14,7 @@
 #include "kernels/cuda/layout/staging.h"
 #include "kernels/layers/cuda/padded_attention.h"
 #include "kernels/layers/cuda/product_choice.h"
+#include "kernels/layers/cuda/step_descriptor.h"
 #include "modules/arena.h"
 
 namespace attnd {
@@ -551,38 +552,6 @@ absl::Status CudaDevice::SquaredNorms(absl::Span<const Gradients> ranges,
   return waiting.empty() ? queue_.Flush() : run();
 }
 
-namespace {
-
-StepDesc StepDescOf(const ModuleDevice::WeightStep& of, int32_t first_block) {
-  const EntryStep& step = of.step;
-  const OptimizerSpec& spec = *step.spec;
-  const StepScalars& s = step.scalars;
-  return {.gradient = of.gradient,
-          .parameter = step.parameter,
-          .first = step.moments[0],
-          .second = step.moments[1],
-          .second_max = step.moments[2],
-          .count = step.count,
-          .first_block = first_block,
-          .is_adam = spec.kind == OptimizerKind::kAdamW,
-          .is_coupled = spec.coupled_decay,
-          .is_amsgrad = spec.amsgrad,
-          .is_nesterov = spec.nesterov,
-          .is_first = s.is_first,
-          .multiplier = s.multiplier,
-          .decay = s.decay,
-          .rate = s.rate,
-          .momentum = s.momentum,
-          .gain = s.gain,
-          .toward1 = s.toward1,
-          .keep2 = s.keep2,
-          .toward2 = s.toward2,
-          .root_correction = s.root_correction,
-          .epsilon = s.epsilon};
-}
-
-}  // namespace
-
 void CudaDevice::Step(absl::Span<const WeightStep> steps) {
   constexpr size_t kMost = LaunchQueue::kMostConstants / sizeof(StepDesc);
   while (!steps.empty()) {
@@ -590,10 +559,10 @@ void CudaDevice::Step(absl::Span<const WeightStep> steps) {
     int64_t blocks = 0, numbers = 0;
     for (; list.size() < std::min(kMost, steps.size()) && numbers < kMostNumbers;) {
       const WeightStep& of = steps[list.size()];
-      list.push_back(StepDescOf(of, static_cast<int32_t>(blocks)));
-      if (of.matrix.has_value() && PackedBytes(*of.matrix) > 0) {
-        list.back().packed = {of.matrix->packed, cuda::BiasCode(of.matrix->operand)};
-      }
+      const bool is_packed = of.matrix.has_value() && PackedBytes(*of.matrix) > 0;
+      const DenseTensor packed =
+          is_packed ? TensorOf(Tensor{of.matrix->packed, of.matrix->operand}) : DenseTensor{};
+      list.push_back(StepDescOf(of, packed, static_cast<int32_t>(blocks)));
       blocks += DivideUp(of.step.count, kStepNumbersOfBlock);
       numbers += of.step.count;
     }
