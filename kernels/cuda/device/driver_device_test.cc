@@ -252,23 +252,20 @@ TEST_F(DriverDeviceTest, QueuesASliceBehindTheOneAtWorkWithWhatWentUpMeanwhile) 
   ASSERT_TRUE(device.ok()) << device.status();
   auto launch = (*device)->Begin(1024, {});
   ASSERT_TRUE(launch.ok());
-  const KernelStep step = {Sampled(0), LaunchParams{}};
   const std::string text = "abcdefgh";
   for (int slice = 0; slice < 5; ++slice) {
     const uint64_t at = (*launch)->arena() + static_cast<uint64_t>(slice);
     ASSERT_TRUE((*launch)->UploadCopy(at, text.data() + slice, 1).ok());
     const int64_t waits = fake_.calls("cuEventQuery");
-    ASSERT_TRUE(*(*launch)->Run({step}, Always));
+    ASSERT_TRUE(*(*launch)->Run({}, Always));
     if (slice < LaunchTurns::kDepth) {
       EXPECT_EQ(fake_.calls("cuEventQuery"), waits);
     }
   }
   char back[6] = {};
   ASSERT_TRUE((*launch)->Download(Copy((*launch)->arena(), back, 5)).ok());
-  auto times = (*launch)->Finish();
-  ASSERT_TRUE(times.ok()) << times.status();
+  ASSERT_TRUE((*launch)->Finish().ok());
   EXPECT_STREQ(back, "abcde");
-  EXPECT_NEAR(times->kernel, 5 * 3e-6, 1e-9);
 }
 
 // Each would have a second turn only when the other has given its own back.
@@ -278,14 +275,12 @@ TEST_F(DriverDeviceTest, LaunchesOfManySlicesDoNotWaitForEachOthersTurns) {
   const auto run = [&] {
     auto launch = (*device)->Begin(64, {});
     ASSERT_TRUE(launch.ok());
-    const KernelStep step = {Sampled(0), LaunchParams{}};
-    for (int slice = 0; slice < 200; ++slice) ASSERT_TRUE(*(*launch)->Run({step}, Always));
+    for (int slice = 0; slice < 200; ++slice) ASSERT_TRUE(*(*launch)->Run({}, Always));
     ASSERT_TRUE((*launch)->Finish().ok());
   };
   std::vector<std::thread> threads;
   for (int n = 0; n < 3; ++n) threads.emplace_back(run);
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(fake_.launches(), 600);
 }
 
 TEST_F(DriverDeviceTest, BringsListsLongerThanItsBounceMemory) {
