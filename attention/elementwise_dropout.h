@@ -12,13 +12,20 @@
 
 namespace attnd {
 
+// The 16 bytes of the columns that stand with this one between multiples of 16.
+ATTN_HD PhiloxBlock ElementwiseDropoutBytes(const DropoutStream& stream, uint32_t row,
+                                            uint32_t column) {
+  return Philox4x32x7({{stream.offset_lo, row, column >> 4, 0x80000000u}}, stream.key_lo,
+                      stream.key_hi);
+}
+ATTN_HD uint32_t ElementwiseDropoutByteOf(uint32_t word, uint32_t column) {
+  return (word >> ((column & 3) * 8)) & 0xff;
+}
 // The byte that decides element (row, column): dropped iff it is below the threshold.
 ATTN_HD uint32_t ElementwiseDropoutByte(const DropoutStream& stream, uint32_t row,
                                         uint32_t column) {
-  const PhiloxBlock bytes = Philox4x32x7({{stream.offset_lo, row, column >> 4, 0x80000000u}},
-                                         stream.key_lo, stream.key_hi);
-  const uint32_t index = column & 15;
-  return (bytes.word[index >> 2] >> ((index & 3) * 8)) & 0xff;
+  const PhiloxBlock bytes = ElementwiseDropoutBytes(stream, row, column);
+  return ElementwiseDropoutByteOf(bytes.word[(column & 15) >> 2], column);
 }
 
 }  // namespace attnd

@@ -1,6 +1,7 @@
 #include "modules/layer_schedule.h"
 
 #include <algorithm>
+#include <numeric>
 #include <variant>
 
 #include "modules/op_uses.h"
@@ -102,6 +103,28 @@ void AddRecomputed(const ModuleGraph& graph, int64_t block, Recompute recompute,
 
 }  // namespace
 
+std::vector<int64_t> GradientHolders(const ModuleGraph& graph, int64_t block) {
+  const std::vector<ModuleOp>& ops = graph.layout().blocks[block].ops;
+  const std::vector<ValueShape>& values = graph.shapes(block).values;
+  const std::vector<int64_t> last = graph.LastUses(block);
+  std::vector<int64_t> holders(values.size());
+  std::iota(holders.begin(), holders.end(), 0);
+  for (int64_t n = static_cast<int64_t>(ops.size()) - 1; n >= 0; --n) {
+    const auto* sum = std::get_if<BinaryOp>(&ops[n].kind);
+    if (sum == nullptr || sum->kind != BinaryKind::kAdd || sum->a == sum->b) continue;
+    const auto may_hold = [&](int64_t value) {
+      return value >= kFirstOpValue && last[value] == n &&
+             values[value].wide == values[n + kFirstOpValue].wide;
+    };
+    if (may_hold(sum->a)) {
+      holders[sum->a] = holders[n + kFirstOpValue];
+    } else if (sum->b_scale == 1 && may_hold(sum->b)) {
+      holders[sum->b] = holders[n + kFirstOpValue];
+    }
+  }
+  return holders;
+}
+
 std::vector<bool> RecomputedValues(const ModuleGraph& graph, int64_t block, Recompute recompute) {
   const std::vector<ModuleOp>& ops = graph.layout().blocks[block].ops;
   const std::vector<bool> kept = KeptValues(graph, block, recompute);
@@ -138,10 +161,16 @@ std::vector<ArenaBuffer> BackwardBuffers(const ModuleGraph& graph, int64_t block
   const int64_t count = static_cast<int64_t>(ops.size());
   Buffers buffers(graph, block, rows);
   AddRecomputed(graph, block, recompute, buffers);
+  const std::vector<int64_t> holders = GradientHolders(graph, block);
+  std::vector<int64_t> ends(holders.size(), -1);  // of each buffer: its last step
+  for (int64_t n = 0; n < count; ++n) {
+    int64_t& end = ends[holders[n + kFirstOpValue]];
+    end = std::max(end, 2 * count - 1 - n);
+  }
   for (int64_t n = count - 1; n >= 0; --n) {
     const int64_t step = 2 * count - 1 - n, value = n + kFirstOpValue;
-    if (n + 1 < count) {
-      buffers.AddValue(BufferUse::kGradient, value, 2 * count - 1 - last[value], step);
+    if (n + 1 < count && holders[value] == value) {
+      buffers.AddValue(BufferUse::kGradient, value, 2 * count - 1 - last[value], ends[value]);
     }
     if (const auto* op = std::get_if<AttentionOp>(&ops[n].kind)) {
       AddAttentionGradients(*op, n, step, buffers);

@@ -44,6 +44,11 @@ std::vector<ArenaBuffer> ForwardBuffers(const ModuleGraph& graph, int64_t block,
 std::vector<ArenaBuffer> BackwardBuffers(const ModuleGraph& graph, int64_t block,
                                          Recompute recompute, const RowCounts& rows);
 
+// [ops + 2]: whose gradient's buffer holds the gradient of each value; its own number where no
+// other does. The gradient of one operand of a sum is that of the sum, which nothing else reads, if
+// the sum is the operand's first use in backward.
+std::vector<int64_t> GradientHolders(const ModuleGraph& graph, int64_t block);
+
 // [ops + 2]: what backward computes again, since it needs it, or needs what is made of it.
 std::vector<bool> RecomputedValues(const ModuleGraph& graph, int64_t block, Recompute recompute);
 

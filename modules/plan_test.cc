@@ -78,6 +78,30 @@ TEST(LayerSchedule, BuffersOfRandomBlocksLiveFromWhereTheyAreMade) {
   }
 }
 
+TEST(LayerSchedule, OneOperandOfASumHasTheSumsGradient) {
+  ModuleLayout layout{.width = 8, .element = ElementType::kFloat32};
+  ModuleBlock& block = layout.blocks.emplace_back();
+  for (int n = 0; n < 3; ++n) block.parameters.push_back({std::string(1, 'a' + n), {8, 8}});
+  const int64_t a = 2, b = 3, c = 4, sum = 5, scaled = 6;  // values by op
+  block.ops.push_back({LinearOp{.input = kInputValue, .weight = 0}});
+  block.ops.push_back({LinearOp{.input = kInputValue, .weight = 1}});
+  block.ops.push_back({LinearOp{.input = b, .weight = 2}});
+  block.ops.push_back({BinaryOp{BinaryKind::kAdd, b, a}});          // c reads b, but earlier
+  block.ops.push_back({BinaryOp{BinaryKind::kAdd, c, sum, 0.5f}});  // the block's output
+  layout.layers.push_back({.prefix = "0."});
+  const ModuleGraph graph = *ModuleGraph::Make(std::move(layout));
+  EXPECT_EQ(GradientHolders(graph, 0), (std::vector<int64_t>{0, 1, a, sum, scaled, sum, scaled}));
+  int64_t gradients = 0;
+  for (const ArenaBuffer& buffer : BackwardBuffers(graph, 0, Recompute::kNone, {7, 5})) {
+    if (buffer.key % 16 != static_cast<int64_t>(BufferUse::kGradient)) continue;
+    ++gradients;
+    // b's gradient lies with the sum's, and is read by op 1.
+    if (buffer.key != BufferKey(BufferUse::kGradient, sum)) continue;
+    EXPECT_EQ(buffer.last, 2 * 5 - 1 - 1);
+  }
+  EXPECT_EQ(gradients, 2);  // of a, and of the sum
+}
+
 // ---- What is kept.
 
 TEST(KeptValues, WhatIsNotKeptCanBeComputedAgain) {

@@ -180,26 +180,6 @@ bool AnyWanted(absl::Span<const Call* const> calls) {
                      [](const Call* call) { return !call->stop.stop_requested(); });
 }
 
-uint64_t AddressOf(const void* tensor) { return reinterpret_cast<uint64_t>(tensor); }
-
-TensorAddresses AddressesOf(const ForwardCall& call) {
-  return {.q = AddressOf(call.q),
-          .k = AddressOf(call.k),
-          .v = AddressOf(call.v),
-          .o = AddressOf(call.o),
-          .lse = AddressOf(call.lse)};
-}
-TensorAddresses AddressesOf(const BackwardCall& call) {
-  return {.q = AddressOf(call.q),
-          .k = AddressOf(call.k),
-          .v = AddressOf(call.v),
-          .o = AddressOf(call.o),
-          .lse = AddressOf(call.lse),
-          .d_o = AddressOf(call.d_o),
-          .d_q = AddressOf(call.d_q),
-          .d_k = AddressOf(call.d_k),
-          .d_v = AddressOf(call.d_v)};
-}
 constexpr Direction DirectionOf(const ForwardCall&) { return Direction::kForward; }
 constexpr Direction DirectionOf(const BackwardCall&) { return Direction::kBackward; }
 

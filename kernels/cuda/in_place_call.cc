@@ -13,7 +13,28 @@ std::vector<DeviceRange> ZeroedLse(const CallLayout& at, uint64_t arena) {
   return {{AddressIn(arena, at.d_lse), at.problem->LseElements() * 4}};
 }
 
+uint64_t AddressOf(const void* tensor) { return reinterpret_cast<uint64_t>(tensor); }
+
 }  // namespace
+
+TensorAddresses AddressesOf(const ForwardCall& call) {
+  return {.q = AddressOf(call.q),
+          .k = AddressOf(call.k),
+          .v = AddressOf(call.v),
+          .o = AddressOf(call.o),
+          .lse = AddressOf(call.lse)};
+}
+TensorAddresses AddressesOf(const BackwardCall& call) {
+  return {.q = AddressOf(call.q),
+          .k = AddressOf(call.k),
+          .v = AddressOf(call.v),
+          .o = AddressOf(call.o),
+          .lse = AddressOf(call.lse),
+          .d_o = AddressOf(call.d_o),
+          .d_q = AddressOf(call.d_q),
+          .d_k = AddressOf(call.d_k),
+          .d_v = AddressOf(call.d_v)};
+}
 
 std::vector<DeviceRange> ZeroedRanges(const ArenaLayout& layout, uint64_t arena) {
   std::vector<DeviceRange> ranges;
@@ -43,8 +64,8 @@ std::vector<DeviceRange> ZeroedGradients(const CallLayout& at, const BackwardCal
   std::vector<DeviceRange> ranges = ZeroedLse(at, arena);
   const Problem& p = *call.problem;
   if (!p.kv_lengths.empty()) {
-    ranges.push_back({reinterpret_cast<uint64_t>(call.d_k), KeyRows(p).padded_bytes()});
-    ranges.push_back({reinterpret_cast<uint64_t>(call.d_v), ValueRows(p).padded_bytes()});
+    ranges.push_back({AddressOf(call.d_k), KeyRows(p).padded_bytes()});
+    ranges.push_back({AddressOf(call.d_v), ValueRows(p).padded_bytes()});
   }
   return ranges;
 }

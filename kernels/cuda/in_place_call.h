@@ -19,6 +19,9 @@ struct DeviceRange {
   int64_t bytes = 0;
 };
 
+TensorAddresses AddressesOf(const ForwardCall& call);
+TensorAddresses AddressesOf(const BackwardCall& call);
+
 // What kernels of this plan expect to be zero in an arena at this address: neighbours are one.
 std::vector<DeviceRange> ZeroedRanges(const ArenaLayout& layout, uint64_t arena);
 // The same of what lies outside the arena or is no region of its own.

@@ -1,7 +1,8 @@
 // ColumnSumsKernel: gradients of biases and norms (ColumnSumsDesc): sums over rows of kSumColumns
 // columns a block. A warp sums a stretch of kSumStretch rows; one warp adds the stretches of a part
 // in order to those of the parts before in its block of rows, and the sum of a block of rows to
-// what stands there. Parts are summed side by side and take turns to add, so calls cut at blocks of
+// what stands there. Parts are summed side by side. Where each is a block of rows, the last one to
+// be done adds all of them, in their order; else they take turns to add. So calls cut at blocks of
 // rows give the bits of one.
 #pragma once
 
@@ -18,7 +19,7 @@ struct ColumnSumsKernel {
   static_assert(kSumColumns == 32 && kSumRows == kWarps * kSumStretch);
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    const ColumnSumsDesc& d = *static_cast<const ColumnSumsDesc*>(params.dense);
+    const ColumnSumsDesc d = *static_cast<const ColumnSumsDesc*>(params.dense);  // read at once
     const int warp = at.thread >> 5, lane = at.thread & 31;
     const Part part = PartOf(d, at.block);
     const int column = part.group * kSumColumns + lane;
@@ -28,7 +29,12 @@ struct ColumnSumsKernel {
       ptx::StoreSharedFloat(&shared.weight_sums[n][lane], own.weight_sum);
     }
     ptx::SyncThreads();
-    if (warp == 0) AddInTurn(d, part, column, lane, shared);
+    if (warp != 0) return;
+    if (SumPartsOfBlock(d) == 1) {
+      AddTogether(d, part, column, lane, shared);
+    } else {
+      AddInTurn(d, part, column, lane, shared);
+    }
   }
 
  private:
@@ -56,7 +62,7 @@ struct ColumnSumsKernel {
 
   ATTN_HD static Sums SumStretch(const ColumnSumsDesc& d, const Part& part, int stretch,
                                  int column) {
-    constexpr int kTogether = 8;  // rows whose loads wait together
+    constexpr int kTogether = 16;  // rows whose loads wait together
     const int64_t first = part.begin + int64_t{stretch} * kSumStretch;
     const int64_t end = part.end - first < kSumStretch ? part.end : first + kSumStretch;
     Sums sums;
@@ -88,6 +94,65 @@ struct ColumnSumsKernel {
     return sums;
   }
 
+  // `before` and then the part's stretches, in order.
+  ATTN_HD static Sums SumOfStretches(const Part& part, int lane, Shared& shared, Sums before) {
+    for (int n = 0; n < part.Stretches(); ++n) {
+      before.sum = ptx::Add(before.sum, ptx::LoadSharedFloat(&shared.sums[n][lane]));
+      before.weight_sum =
+          ptx::Add(before.weight_sum, ptx::LoadSharedFloat(&shared.weight_sums[n][lane]));
+    }
+    return before;
+  }
+
+  // Of one warp, each part a block of rows.
+  ATTN_HD static void AddTogether(const ColumnSumsDesc& d, const Part& part, int column, int lane,
+                                  Shared& shared) {
+    const Sums own = SumOfStretches(part, lane, shared, Sums());
+    const auto parts = static_cast<int>(SumParts(d));
+    if (parts == 1) {
+      if (column < d.columns && d.sums != nullptr) Add(d.sums + column, own.sum);
+      if (column < d.columns && d.weight_sums != nullptr) {
+        Add(d.weight_sums + column, own.weight_sum);
+      }
+      return;
+    }
+    if (column < d.columns) {
+      float* place = d.carries + part.number * PartStride(d) + column;
+      ptx::StoreGlobalFloat(place, own.sum);
+      if (d.weight_sums != nullptr) ptx::StoreGlobalFloat(place + d.columns, own.weight_sum);
+    }
+    ptx::SyncWarp();
+    const bool is_last = lane == 0 && ptx::AddAcquireRelease(d.turns + part.group, 1) == parts - 1;
+    if (!ptx::VoteAny(is_last)) return;
+    if (column < d.columns) {
+      if (d.sums != nullptr) AddParts(d, parts, d.carries + column, d.sums + column);
+      if (d.weight_sums != nullptr) {
+        AddParts(d, parts, d.carries + d.columns + column, d.weight_sums + column);
+      }
+    }
+    if (lane == 0) ptx::StoreRelease(d.turns + part.group, 0);
+  }
+  ATTN_HD static int64_t PartStride(const ColumnSumsDesc& d) {
+    return int64_t{d.weight_sums != nullptr ? 2 : 1} * d.columns;
+  }
+  ATTN_HD static void AddParts(const ColumnSumsDesc& d, int parts, const float* from, float* to) {
+    constexpr int kTogether = 8;
+    const int64_t stride = PartStride(d);
+    float sum = ptx::LoadGlobalFloat(to);
+    for (int first = 0; first < parts; first += kTogether) {
+      float of_part[kTogether];
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        of_part[n] = first + n < parts ? ptx::LoadGlobalFloat(from + (first + n) * stride) : 0;
+      }
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        if (first + n < parts) sum = ptx::Add(sum, of_part[n]);
+      }
+    }
+    ptx::StoreGlobalFloat(to, sum);
+  }
+
   // Of one warp.
   ATTN_HD static void AddInTurn(const ColumnSumsDesc& d, const Part& part, int column, int lane,
                                 Shared& shared) {
@@ -104,11 +169,7 @@ struct ColumnSumsKernel {
         block = {ptx::LoadGlobalFloat(d.carries + column),
                  ptx::LoadGlobalFloat(d.carries + d.columns + column)};
       }
-      for (int n = 0; n < part.Stretches(); ++n) {
-        block.sum = ptx::Add(block.sum, ptx::LoadSharedFloat(&shared.sums[n][lane]));
-        block.weight_sum =
-            ptx::Add(block.weight_sum, ptx::LoadSharedFloat(&shared.weight_sums[n][lane]));
-      }
+      block = SumOfStretches(part, lane, shared, block);
       if (part.ends_block) {
         if (d.sums != nullptr) Add(d.sums + column, block.sum);
         if (d.weight_sums != nullptr) Add(d.weight_sums + column, block.weight_sum);

@@ -37,8 +37,11 @@ struct NumbersDesc {
   // Of dropout (attention/elementwise_dropout.h).
   uint32_t key_lo, key_hi, offset_lo, first_row, threshold;
 };
-// Numbers of a block: each thread has some, a block's width apart.
-inline constexpr int32_t kNumbersThreads = 256, kNumbersOfBlock = 4 * kNumbersThreads;
+// A thread has one group of neighbours of a row; rows begin new groups.
+inline constexpr int32_t kNumbersThreads = 256, kNumbersOfGroup = 8;
+constexpr int64_t NumbersGroupsOfRow(const NumbersDesc& d) {
+  return (d.columns + kNumbersOfGroup - 1) / kNumbersOfGroup;
+}
 
 struct DenseStatistics {  // NormStatistics
   float mean, rstd;
@@ -59,7 +62,8 @@ inline constexpr int32_t kNormThreads = 256, kNormVectorsOfBlock = kNormThreads 
 
 // sums[n] += Σ in(row, n), and of norms also weight_sums[n] += Σ in(row, n)·normalised(row, n): in
 // blocks of block_rows rows, those in stretches of kSumStretch. A block of threads has 32 columns
-// of one of SumParts, all columns of the first part first; later ones wait for their turn.
+// of one of SumParts, all columns of the first part first. Where a part is a block of rows the last
+// one to be done adds them all; else later ones wait for their turn.
 struct ColumnSumsDesc {
   DenseTensor in;   // [rows, columns]
   int32_t operand;  // numbers are rounded to it first
@@ -71,7 +75,9 @@ struct ColumnSumsDesc {
   const DenseStatistics* statistics;
   int32_t round_element;
   int32_t* turns;  // [SumGroups], zero before and after
-  float* carries;  // [2, columns]: sums of a block's parts so far
+  // [2, columns]: sums of a block's parts so far; or of each part [parts, columns], of norms
+  // [parts, 2, columns].
+  float* carries;
 };
 inline constexpr int32_t kSumColumns = 32, kSumStretch = 32, kSumThreads = 512,
                          kSumRows = kSumStretch * kSumThreads / 32, kSumMostRows = 8 * kSumRows;
@@ -101,23 +107,28 @@ inline constexpr int32_t kRotaryThreads = 256;
 
 // The parts of gradients' squared norms: runs[32·w + n] = Σ gradient², in float64, over kSquaresRun
 // numbers in order, run n of warp w of the launch. A range has whole warps.
+// Or, with `totals`, after that: totals[n] = before + the runs of range n, in order, a warp each.
 struct SquaresRange {
   const float* gradient;
   int64_t count;
+  double before;
   int32_t first_warp;
 };
 struct SquaresDesc {
   const SquaresRange* ranges;
   double* runs;
+  double* totals;
   int32_t range_count, warps;
 };
 inline constexpr int32_t kSquaresRun = 1024, kSquaresWarps = 4,
                          kSquaresNumbersOfWarp = 32 * kSquaresRun;
 
-// One step of an optimizer on one tensor: modules/optimizer.h's ApplyStep, StepScalars and all.
+// One step of an optimizer on one tensor: modules/optimizer.h's ApplyStep, StepScalars and all. The
+// gradient is 0 afterwards; `packed`, if there is one, is the parameter as products read it.
 struct StepDesc {
-  const float* gradient;
+  float* gradient;
   float* parameter;
+  DenseTensor packed;
   float *first, *second, *second_max;  // null: the optimizer does not have it
   int64_t count;
   int32_t first_block;

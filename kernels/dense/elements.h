@@ -50,6 +50,60 @@ ATTN_HD void LoadNumbers(const DenseTensor& t, int count, const IndexOf& index,
 #pragma unroll
   for (int n = 0; n < kNumbers; ++n) numbers[n] = FloatOfHalf(t.element, halves[n]);
 }
+
+// ---- Eight neighbours of a row, a thread's share where it may be: 16 bytes at a time where they
+// are whole and aligned.
+inline constexpr int kNeighbours = 8;
+ATTN_HD bool IsChunk(const void* at, int count) {
+  return count >= kNeighbours && (reinterpret_cast<uint64_t>(at) & 15) == 0;
+}
+ATTN_HD char* PlaceOf(const DenseTensor& t, int64_t index) {
+  return static_cast<char*>(t.data) + index * BytesOfElement(t.element);
+}
+template <class Element>
+ATTN_HD void Unpack(uint4 words, float (&numbers)[kNeighbours]) {
+  const uint32_t word[] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    numbers[2 * n] = Element::Low(word[n]);
+    numbers[2 * n + 1] = Element::High(word[n]);
+  }
+}
+template <class Element>
+ATTN_HD uint4 Packed(const float (&v)[kNeighbours]) {
+  return make_uint4(Element::Pack(v[0], v[1]), Element::Pack(v[2], v[3]), Element::Pack(v[4], v[5]),
+                    Element::Pack(v[6], v[7]));
+}
+ATTN_HD void LoadFloats(const char* at, float (&numbers)[kNeighbours]) {
+#pragma unroll
+  for (int n = 0; n < kNeighbours; n += 4) {
+    const uint4 words = ptx::LoadGlobal128(at + n * 4);
+    numbers[n] = ptx::BitsFloat(words.x);
+    numbers[n + 1] = ptx::BitsFloat(words.y);
+    numbers[n + 2] = ptx::BitsFloat(words.z);
+    numbers[n + 3] = ptx::BitsFloat(words.w);
+  }
+}
+ATTN_HD void StoreFloats(char* at, const float (&v)[kNeighbours]) {
+#pragma unroll
+  for (int n = 0; n < kNeighbours; n += 4) {
+    ptx::StoreGlobal128(at + n * 4, make_uint4(ptx::FloatBits(v[n]), ptx::FloatBits(v[n + 1]),
+                                               ptx::FloatBits(v[n + 2]), ptx::FloatBits(v[n + 3])));
+  }
+}
+// numbers[n] ← number index + n of t, for n < count, else 0 or anything.
+ATTN_HD void LoadNeighbours(const DenseTensor& t, int64_t index, int count,
+                            float (&numbers)[kNeighbours]) {
+  const char* at = PlaceOf(t, index);
+  if (!IsChunk(at, count)) return LoadNumbers(t, count, Strided{index, 1}, numbers);
+  if (t.element == kBiasFloat32) return LoadFloats(at, numbers);
+  const uint4 words = ptx::LoadGlobal128(at);
+  if (t.element == kBiasFloat16) {
+    Unpack<Float16>(words, numbers);
+  } else {
+    Unpack<BFloat16>(words, numbers);
+  }
+}
 ATTN_HD void StoreNumber(void* data, int32_t element, int64_t index, float value) {
   char* at = static_cast<char*>(data) + index * BytesOfElement(element);
   if (element == kBiasFloat32) {
@@ -57,6 +111,21 @@ ATTN_HD void StoreNumber(void* data, int32_t element, int64_t index, float value
   } else {
     ptx::StoreGlobal16(at, HalfOfFloat(element, value));
   }
+}
+
+ATTN_HD void StoreNeighbours(const DenseTensor& t, int64_t index, int count,
+                             const float (&numbers)[kNeighbours]) {
+  char* at = PlaceOf(t, index);
+  if (!IsChunk(at, count)) {
+#pragma unroll
+    for (int n = 0; n < kNeighbours; ++n) {
+      if (n < count) StoreNumber(t.data, t.element, index + n, numbers[n]);
+    }
+    return;
+  }
+  if (t.element == kBiasFloat32) return StoreFloats(at, numbers);
+  ptx::StoreGlobal128(
+      at, t.element == kBiasFloat16 ? Packed<Float16>(numbers) : Packed<BFloat16>(numbers));
 }
 
 // As if it had been stored; kBiasNone: as it is.

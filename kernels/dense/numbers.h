@@ -1,6 +1,6 @@
-// NumbersKernel: functions of single numbers (NumbersDesc), kNumbersOfBlock a block. Bound by
-// memory, but for dropout, whose generator runs for each number. A number's result depends on its
-// operands and, with dropout, on its logical row and column alone.
+// NumbersKernel: functions of single numbers (NumbersDesc), eight neighbours a thread. Bound by
+// memory, but for dropout's generator and some curves. A number's result depends on its operands
+// and, with dropout, on its logical row and column alone.
 #pragma once
 
 #include "attention/elementwise_dropout.h"
@@ -14,80 +14,72 @@ struct NumbersKernel {
   struct Shared {};
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
-    const NumbersDesc& d = *static_cast<const NumbersDesc*>(params.dense);
-    const auto columns = static_cast<uint32_t>(d.columns);
-    const auto count = static_cast<uint32_t>(d.rows) * columns;
-    const uint32_t first = static_cast<uint32_t>(at.block) * kNumbersOfBlock + at.thread;
-    if (first >= count) return;
-    Places p;
-    p.left = static_cast<int>((count - first + kThreads - 1) / kThreads);
-#pragma unroll
-    for (int n = 0; n < kTogether; ++n) {
-      const uint32_t number = first + static_cast<uint32_t>(n * kThreads);
-      p.row[n] = d.rows == 1 ? 0 : number / columns;
-      p.column[n] = number - p.row[n] * columns;
-    }
+    const NumbersDesc d = *static_cast<const NumbersDesc*>(params.dense);  // read at once
+    const auto of_row = static_cast<uint32_t>(NumbersGroupsOfRow(d));
+    const uint32_t group = static_cast<uint32_t>(at.block) * kThreads + at.thread;
+    Place p;
+    p.row = d.rows == 1 ? 0 : group / of_row;
+    if (p.row >= d.rows || (d.rows == 1 && group >= of_row)) return;
+    p.column = (group - p.row * of_row) * kNumbersOfGroup;
+    const int64_t left = d.columns - p.column;
+    p.count = left < kNumbersOfGroup ? static_cast<int>(left) : kNumbersOfGroup;
     Do(d, p);
   }
 
  private:
-  // Of a thread, whose loads wait together.
-  static constexpr int kTogether = kNumbersOfBlock / kThreads;
-  struct Places {
-    int left;  // of them there are
-    uint32_t row[kTogether], column[kTogether];
-    ATTN_HD int64_t At(int n, int64_t stride) const { return row[n] * stride + column[n]; }
+  static_assert(kNumbersOfGroup == kNeighbours);
+  struct Place {
+    uint32_t row, column;
+    int count;
+    ATTN_HD int64_t At(int64_t stride) const { return row * stride + column; }
   };
+  using Numbers = float[kNeighbours];
 
-  ATTN_HD static void Load(const DenseTensor& t, int64_t stride, const Places& p,
-                           float (&numbers)[kTogether]) {
-    LoadNumbers(
-        t, p.left, [&](int n) { return p.At(n, stride); }, numbers);
-  }
-  ATTN_HD static uint16_t* HalfAt(void* data, int64_t index) {
-    return static_cast<uint16_t*>(data) + index;
-  }
-
-  ATTN_HD static void Do(const NumbersDesc& d, const Places& p) {
+  ATTN_HD static void Do(const NumbersDesc& d, const Place& p) {
     if (d.op == kNumbersCopy && d.add == 0 && d.a.element == d.out.element) return CopyBits(d, p);
-    float a[kTogether] = {}, b[kTogether] = {}, there[kTogether] = {};
-    if (d.op != kNumbersZero) Load(d.a, d.a_stride, p, a);
-    if (d.b.data != nullptr) Load(d.b, d.a_stride, p, b);
-    if (d.add != 0) Load(d.out, d.out_stride, p, there);
+    Numbers a = {}, b = {}, there = {};
+    if (d.op != kNumbersZero) LoadNeighbours(d.a, p.At(d.a_stride), p.count, a);
+    if (d.b.data != nullptr) LoadNeighbours(d.b, p.At(d.a_stride), p.count, b);
+    if (d.add != 0) LoadNeighbours(d.out, p.At(d.out_stride), p.count, there);
+    uint32_t bytes[2] = {};
+    if (d.op == kNumbersDrop) DropBytes(d, p, bytes);
 #pragma unroll
-    for (int n = 0; n < kTogether; ++n) {
-      if (n >= p.left) break;
-      float value = d.op == kNumbersZero ? 0 : Value(d, a[n], b[n], p.row[n], p.column[n]);
-      if (d.add != 0) value = Added(d.out.element, there[n], value);
-      StoreNumber(d.out.data, d.out.element, p.At(n, d.out_stride), value);
+    for (int n = 0; n < kNeighbours; ++n) {
+      const uint32_t byte = ElementwiseDropoutByteOf(bytes[n >> 2], static_cast<uint32_t>(n));
+      a[n] = d.op == kNumbersZero ? 0 : Value(d, a[n], b[n], byte);
+      if (d.add != 0) a[n] = Added(d.out.element, there[n], a[n]);
     }
+    StoreNeighbours(d.out, p.At(d.out_stride), p.count, a);
   }
-  ATTN_HD static void CopyBits(const NumbersDesc& d, const Places& p) {
-    uint32_t bits[kTogether] = {};
-    if (d.a.element == kBiasFloat32) {
-      const auto* in = static_cast<const uint32_t*>(d.a.data);
-      auto* out = static_cast<uint32_t*>(d.out.data);
-#pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        if (n < p.left) bits[n] = ptx::LoadGlobal32(in + p.At(n, d.a_stride));
-      }
-#pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        if (n < p.left) ptx::StoreGlobal32(out + p.At(n, d.out_stride), bits[n]);
-      }
+  // As numbers, which carry the bits.
+  ATTN_HD static void CopyBits(const NumbersDesc& d, const Place& p) {
+    const char* from = PlaceOf(d.a, p.At(d.a_stride));
+    char* to = PlaceOf(d.out, p.At(d.out_stride));
+    const int size = BytesOfElement(d.a.element);
+    if (IsChunk(from, p.count) && IsChunk(to, p.count)) {
+      const uint4 first = ptx::LoadGlobal128(from);
+      const uint4 second = size == 4 ? ptx::LoadGlobal128(from + 16) : first;
+      ptx::StoreGlobal128(to, first);
+      if (size == 4) ptx::StoreGlobal128(to + 16, second);
       return;
     }
+    uint32_t bits[kNeighbours] = {};
 #pragma unroll
-    for (int n = 0; n < kTogether; ++n) {
-      if (n < p.left) bits[n] = ptx::LoadGlobal16(HalfAt(d.a.data, p.At(n, d.a_stride)));
+    for (int n = 0; n < kNeighbours; ++n) {
+      if (n >= p.count) break;
+      bits[n] = size == 4 ? ptx::LoadGlobal32(from + n * 4) : ptx::LoadGlobal16(from + n * 2);
     }
 #pragma unroll
-    for (int n = 0; n < kTogether; ++n) {
-      if (n < p.left) ptx::StoreGlobal16(HalfAt(d.out.data, p.At(n, d.out_stride)), bits[n]);
+    for (int n = 0; n < kNeighbours; ++n) {
+      if (n >= p.count) break;
+      if (size == 4) {
+        ptx::StoreGlobal32(to + n * 4, bits[n]);
+      } else {
+        ptx::StoreGlobal16(to + n * 2, bits[n]);
+      }
     }
   }
-  ATTN_HD static float Value(const NumbersDesc& d, float a, float b, uint32_t row,
-                             uint32_t column) {
+  ATTN_HD static float Value(const NumbersDesc& d, float a, float b, uint32_t byte) {
     switch (d.op) {
       case kNumbersScaled:
         return ptx::Multiply(a, d.scale);
@@ -96,7 +88,7 @@ struct NumbersKernel {
       case kNumbersProduct:
         return ptx::Multiply(a, ptx::Multiply(b, d.scale));
       case kNumbersDrop:
-        return Dropped(d, row, column) ? 0 : ptx::Multiply(a, d.scale);
+        return byte < d.threshold ? 0 : ptx::Multiply(a, d.scale);
       case kNumbersCurve:
         return CurveValue(d.curve, a);
       case kNumbersSlope:
@@ -105,10 +97,14 @@ struct NumbersKernel {
         return a;
     }
   }
-  ATTN_HD static bool Dropped(const NumbersDesc& d, uint32_t row, uint32_t column) {
-    if (d.threshold == 0) return false;
+  // Of a group's numbers, which stand in one half of 16 columns.
+  ATTN_HD static void DropBytes(const NumbersDesc& d, const Place& p, uint32_t (&bytes)[2]) {
+    if (d.threshold == 0) return;
     const DropoutStream stream = {d.key_lo, d.key_hi, d.offset_lo, 0};
-    return ElementwiseDropoutByte(stream, d.first_row + row, column) < d.threshold;
+    const PhiloxBlock block = ElementwiseDropoutBytes(stream, d.first_row + p.row, p.column);
+    const bool is_second = (p.column & 8) != 0;
+    bytes[0] = is_second ? block.word[2] : block.word[0];
+    bytes[1] = is_second ? block.word[3] : block.word[1];
   }
 };
 

@@ -1,4 +1,4 @@
-// What a step of an optimizer runs: SquaresKernel, the parts of gradients' squared norms
+// What a step of an optimizer runs: SquaresKernel, gradients' squared norms in two launches
 // (SquaresDesc), and StepKernel, the step itself (StepListDesc), each of many tensors at once.
 // Every operation is rounded once and none contracted: the bits are those of modules/optimizer.cc,
 // number by number.
@@ -35,9 +35,14 @@ struct SquaresKernel {
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const SquaresDesc& d = *static_cast<const SquaresDesc*>(params.dense);
     const int warp = at.thread >> 5, lane = at.thread & 31;
+    if (d.totals != nullptr) {
+      const int number = at.block * kSquaresWarps + warp;
+      if (number < d.range_count && lane == 0) AddRuns(d, number);
+      return;
+    }
     const int of_launch = at.block * kSquaresWarps + warp;
     if (of_launch >= d.warps) return;
-    const SquaresRange& range =
+    const SquaresRange range =
         EntryAt(d.ranges, d.range_count, &SquaresRange::first_warp, of_launch);
     const int64_t first = int64_t{of_launch - range.first_warp} * 32;
     float* numbers = shared.numbers[warp];
@@ -57,6 +62,27 @@ struct SquaresKernel {
     }
     ptx::StoreGlobalDouble(d.runs + int64_t{of_launch} * 32 + lane, sum);
   }
+
+ private:
+  ATTN_HD static void AddRuns(const SquaresDesc& d, int number) {
+    constexpr int kTogether = 32;
+    const SquaresRange range = d.ranges[number];
+    const double* runs = d.runs + int64_t{range.first_warp} * 32;
+    const int64_t count = (range.count + kSquaresRun - 1) / kSquaresRun;
+    double sum = range.before;
+    for (int64_t first = 0; first < count; first += kTogether) {
+      double of_run[kTogether];
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        of_run[n] = first + n < count ? ptx::LoadGlobalDouble(runs + first + n) : 0;
+      }
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        if (first + n < count) sum = ptx::FmaDouble(1, of_run[n], sum);  // rounded once
+      }
+    }
+    ptx::StoreGlobalDouble(d.totals + number, sum);
+  }
 };
 
 struct StepKernel {
@@ -65,14 +91,17 @@ struct StepKernel {
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
     const StepListDesc& list = *static_cast<const StepListDesc*>(params.dense);
-    const StepDesc& d = EntryAt(list.steps, list.count, &StepDesc::first_block, at.block);
+    const StepDesc d = EntryAt(list.steps, list.count, &StepDesc::first_block, at.block);
     int64_t n = int64_t{at.block - d.first_block} * kStepNumbersOfBlock + at.thread;
     for (int of_thread = 0; of_thread < kStepNumbersOfBlock / kThreads;
          ++of_thread, n += kThreads) {
       if (n >= d.count) return;
-      const float p = ptx::LoadGlobalFloat(d.parameter + n);
+      float p = ptx::LoadGlobalFloat(d.parameter + n);
       const float g = ptx::Multiply(d.multiplier, ptx::LoadGlobalFloat(d.gradient + n));
-      ptx::StoreGlobalFloat(d.parameter + n, d.is_adam != 0 ? Adam(d, n, g, p) : Sgd(d, n, g, p));
+      p = d.is_adam != 0 ? Adam(d, n, g, p) : Sgd(d, n, g, p);
+      ptx::StoreGlobalFloat(d.parameter + n, p);
+      ptx::StoreGlobalFloat(d.gradient + n, 0);
+      if (d.packed.data != nullptr) StoreNumber(d.packed.data, d.packed.element, n, p);
     }
   }
 

@@ -56,19 +56,30 @@ struct RotaryKernel {
     const auto sine = static_cast<float>(ptx::MultiplyDouble(d.factor, turn.sine));
     const int first = d.is_interleaved != 0 ? 2 * n : n;
     const int second = d.is_interleaved != 0 ? first + 1 : first + d.count;
-    for (int head = 0; head < d.head_count; ++head) {
+    for (int head = 0; head < d.head_count; head += kTogether) {
       const int64_t begin = (row * d.head_count + head) * d.dim;
-      Turn(d, begin + first, begin + second, cosine, d.is_backward != 0 ? -sine : sine);
+      Turn(d, d.head_count - head, begin + first, begin + second, cosine,
+           d.is_backward != 0 ? -sine : sine);
     }
   }
 
  private:
-  ATTN_HD static void Turn(const RotaryDesc& d, int64_t first, int64_t second, float c, float s) {
-    const float a = LoadNumber(d.heads, first), b = LoadNumber(d.heads, second);
-    StoreNumber(d.heads.data, d.heads.element, first,
-                ptx::Subtract(ptx::Multiply(a, c), ptx::Multiply(b, s)));
-    StoreNumber(d.heads.data, d.heads.element, second,
-                ptx::Add(ptx::Multiply(b, c), ptx::Multiply(a, s)));
+  static constexpr int kTogether = 8;  // heads whose loads wait together
+
+  ATTN_HD static void Turn(const RotaryDesc& d, int heads, int64_t first, int64_t second, float c,
+                           float s) {
+    float a[kTogether], b[kTogether];
+    LoadNumbers(d.heads, heads, Strided{first, d.dim}, a);
+    LoadNumbers(d.heads, heads, Strided{second, d.dim}, b);
+#pragma unroll
+    for (int n = 0; n < kTogether; ++n) {
+      if (n >= heads) break;
+      const int64_t ahead = int64_t{n} * d.dim;
+      StoreNumber(d.heads.data, d.heads.element, first + ahead,
+                  ptx::Subtract(ptx::Multiply(a[n], c), ptx::Multiply(b[n], s)));
+      StoreNumber(d.heads.data, d.heads.element, second + ahead,
+                  ptx::Add(ptx::Multiply(b[n], c), ptx::Multiply(a[n], s)));
+    }
   }
 };
 

@@ -286,6 +286,15 @@ ATTN_PTX int32_t LoadAcquire(const int32_t* p) {
   asm volatile("ld.acquire.gpu.global.s32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
+// What stood there; after all writes of this thread before, and before all its reads behind.
+ATTN_PTX int32_t AddAcquireRelease(int32_t* p, int32_t v) {
+  int32_t old;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0,[%1],%2;"
+               : "=r"(old)
+               : "l"(p), "r"(v)
+               : "memory");
+  return old;
+}
 ATTN_PTX void StoreRelease(int32_t* p, int32_t v) {
   asm volatile("st.release.gpu.global.s32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
 }

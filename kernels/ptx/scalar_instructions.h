@@ -62,6 +62,11 @@ ATTN_PTX uint32_t LoadGlobal16(const void* p) {
   asm volatile("ld.global.u16 %0,[%1];" : "=h"(v) : "l"(p) : "memory");
   return v;
 }
+ATTN_PTX double LoadGlobalDouble(const void* p) {
+  double v;
+  asm volatile("ld.global.f64 %0,[%1];" : "=d"(v) : "l"(p) : "memory");
+  return v;
+}
 ATTN_PTX void StoreGlobal16(void* p, uint32_t v) {
   asm volatile("st.global.u16 [%0],%1;" ::"l"(p), "h"(static_cast<uint16_t>(v)) : "memory");
 }

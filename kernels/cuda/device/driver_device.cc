@@ -1,7 +1,6 @@
 #include "kernels/cuda/device/driver_device.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstring>
 #include <iterator>
@@ -14,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "kernels/cuda/device/device_wait.h"
+#include "kernels/cuda/device/launch_slot.h"
 #include "kernels/cuda/device/launch_turns.h"
 #include "kernels/cuda/driver/memory_pool.h"
 #include "kernels/cuda/library/embedded_kernels.h"
@@ -25,19 +25,6 @@ namespace {
 // Launches may hold this share of the pool, and masks that one: the rest is for rounding and for
 // gaps between them.
 constexpr double kLaunchShare = 0.88, kMaskShare = 0.02;
-// Descriptors and tiles of a launch pass through this much page-locked memory at a time.
-constexpr int64_t kBounceBytes = int64_t{1} << 20;
-
-// What a launch needs besides memory, made at the start.
-struct Slot {
-  struct Slice {
-    Event begin, end;
-  };
-  Event upload_begin, upload_end, later_upload_end, download_begin, download_end;
-  std::array<Slice, LaunchTurns::kDepth> slices;  // at work, in turns
-  PinnedMemory bounce;
-};
-
 // Bytes of a launch, or of what it leaves, by what they are for.
 struct ArenaBytes {
   int64_t input = 0, output = 0, workspace = 0, lease = 0;
@@ -50,11 +37,6 @@ ArenaBytes BytesByUse(int64_t total, absl::Span<const Region> regions) {
   }
   bytes.workspace = total - bytes.input - bytes.output;
   return bytes;
-}
-
-void Add(std::atomic<double>& sum, double seconds) {
-  for (double old = sum; !sum.compare_exchange_weak(old, old + seconds);) {
-  }
 }
 
 class DriverDevice final : public KernelDevice {
@@ -120,16 +102,16 @@ class DriverDevice final : public KernelDevice {
     return library_->Get(row);
   }
   // Waits until a slot and memory are there.
-  absl::StatusOr<std::pair<Slot*, PoolBlock>> Take(int64_t bytes);
-  Slot* TakeSlot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  absl::StatusOr<std::pair<LaunchSlot*, PoolBlock>> Take(int64_t bytes);
+  LaunchSlot* TakeSlot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     auto slot_free = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !free_slots_.empty(); };
     mutex_.Await(absl::Condition(&slot_free));
-    Slot* slot = free_slots_.back();
+    LaunchSlot* slot = free_slots_.back();
     free_slots_.pop_back();
     return slot;
   }
   // `slot`: null for what no launch holds.
-  void GiveBack(Slot* slot, PoolBlock block, const ArenaBytes& use);
+  void GiveBack(LaunchSlot* slot, PoolBlock block, const ArenaBytes& use);
   void CountUse(const ArenaBytes& use, int sign);
   // Whether rows begin and end in page-locked memory of different pieces, or in one and outside.
   bool CrossesPinnedMemory(const HostCopy& copy) {
@@ -154,13 +136,13 @@ class DriverDevice final : public KernelDevice {
   int multiprocessors_ = 0;
   Stream upload_, compute_, download_;
   MemoryPool pool_;
-  std::vector<Slot> slots_;
+  std::vector<LaunchSlot> slots_;
   mutable absl::Mutex library_mutex_;
   std::unique_ptr<KernelLibrary> library_;
   LaunchTurns turns_;
   absl::Mutex compute_mutex_;  // the kernels of a slice stand together
   absl::Mutex mutex_;
-  std::vector<Slot*> free_slots_ ABSL_GUARDED_BY(mutex_);
+  std::vector<LaunchSlot*> free_slots_ ABSL_GUARDED_BY(mutex_);
   // By where they begin, with their lengths.
   std::map<std::byte*, std::pair<int64_t, PinnedRange>> pinned_ ABSL_GUARDED_BY(mutex_);
   uint64_t given_back_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -193,7 +175,7 @@ class HeldBlock final : public DeviceMemory {
 class DriverLaunch final : public DeviceLaunch {
  public:
   // `arena`: the block's address, or a place in memory that is held, without a block.
-  DriverLaunch(DriverDevice& device, Slot* slot, PoolBlock block, uint64_t arena,
+  DriverLaunch(DriverDevice& device, LaunchSlot* slot, PoolBlock block, uint64_t arena,
                const ArenaBytes& use)
       : device_(device), slot_(slot), block_(std::move(block)), arena_(arena), use_(use) {}
   ~DriverLaunch() override {
@@ -268,7 +250,7 @@ class DriverLaunch final : public DeviceLaunch {
     if (!seconds.ok()) return device_.Seen(seconds.status());
     return seconds;
   }
-  const Slot::Slice& SliceAt(int64_t number) const {
+  const LaunchSlot::Slice& SliceAt(int64_t number) const {
     return slot_->slices[static_cast<size_t>(number % LaunchTurns::kDepth)];
   }
   void EndTurn() {
@@ -277,7 +259,7 @@ class DriverLaunch final : public DeviceLaunch {
   }
 
   DriverDevice& device_;
-  Slot* const slot_;
+  LaunchSlot* const slot_;
   PoolBlock block_;
   const uint64_t arena_;
   const ArenaBytes use_;
@@ -352,7 +334,7 @@ absl::Status DriverLaunch::Enqueue(absl::Span<const KernelStep> steps) {
   StreamRef compute = device_.compute_.ref();
   absl::MutexLock lock(&device_.compute_mutex_);
   const Event& uploaded = UploadEnd();
-  const Slot::Slice& slice = SliceAt(begun_++);
+  const LaunchSlot::Slice& slice = SliceAt(begun_++);
   if (std::exchange(upload_is_at_work_, false)) RETURN_IF_ERROR(compute.Wait(uploaded));
   RETURN_IF_ERROR(compute.Record(slice.begin));
   for (const KernelStep& step : steps) RETURN_IF_ERROR(EnqueueStep(step));
@@ -381,7 +363,7 @@ absl::Status DriverLaunch::EnqueueStep(const KernelStep& step) {
 
 // Waits for the first slice at work and lets the next launch have its turn.
 absl::Status DriverLaunch::EndSlice() {
-  const Slot::Slice& slice = SliceAt(ended_);
+  const LaunchSlot::Slice& slice = SliceAt(ended_);
   absl::Status status = device_.Seen(WaitFor(slice.end));
   EndTurn();
   RETURN_IF_ERROR(status);
@@ -419,9 +401,9 @@ absl::StatusOr<DeviceTimes> DriverLaunch::Finish() {
   }
   device_.uploaded_ += uploaded_bytes_;
   device_.downloaded_ += downloaded_bytes_;
-  Add(device_.upload_seconds_, times_.upload);
-  Add(device_.kernel_seconds_, times_.kernel);
-  Add(device_.download_seconds_, times_.download);
+  device_.upload_seconds_ += times_.upload;
+  device_.kernel_seconds_ += times_.kernel;
+  device_.download_seconds_ += times_.download;
   return times_;
 }
 
@@ -444,14 +426,14 @@ absl::StatusOr<std::unique_ptr<DeviceLaunch>> DriverDevice::BeginIn(const Device
                                         ArenaBytes());
 }
 
-absl::StatusOr<std::pair<Slot*, PoolBlock>> DriverDevice::Take(int64_t bytes) {
+absl::StatusOr<std::pair<LaunchSlot*, PoolBlock>> DriverDevice::Take(int64_t bytes) {
   absl::MutexLock lock(&mutex_);
   while (true) {
     auto slot_free = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !free_slots_.empty(); };
     mutex_.Await(absl::Condition(&slot_free));
     absl::StatusOr<PoolBlock> block = pool_.Allocate(upload_.ref(), bytes);
     if (block.ok()) {
-      Slot* slot = free_slots_.back();
+      LaunchSlot* slot = free_slots_.back();
       free_slots_.pop_back();
       return std::pair(slot, *std::move(block));
     }
@@ -477,7 +459,7 @@ std::unique_ptr<DeviceMemory> DriverDevice::Hold(int64_t bytes) {
   return std::make_unique<HeldBlock>(*this, *std::move(block));
 }
 
-void DriverDevice::GiveBack(Slot* slot, PoolBlock block, const ArenaBytes& use) {
+void DriverDevice::GiveBack(LaunchSlot* slot, PoolBlock block, const ArenaBytes& use) {
   CountUse(use, -1);
   absl::MutexLock lock(&mutex_);
   { PoolBlock gone = std::move(block); }
@@ -596,17 +578,8 @@ absl::Status DriverDevice::StartMemory() {
   mask_bytes_ = static_cast<int64_t>(static_cast<double>(wanted) * kMaskShare);
   slots_.resize(options_.launches);
   absl::MutexLock lock(&mutex_);
-  for (Slot& slot : slots_) {
-    std::vector<Event*> events = {&slot.upload_begin, &slot.upload_end, &slot.later_upload_end,
-                                  &slot.download_begin, &slot.download_end};
-    for (Slot::Slice& slice : slot.slices) {
-      events.push_back(&slice.begin);
-      events.push_back(&slice.end);
-    }
-    for (Event* event : events) {
-      ASSIGN_OR_RETURN(*event, Event::Create(*driver_, /*timed=*/true));
-    }
-    ASSIGN_OR_RETURN(slot.bounce, PinnedMemory::Allocate(*driver_, kBounceBytes));
+  for (LaunchSlot& slot : slots_) {
+    RETURN_IF_ERROR(slot.Start(*driver_));
     free_slots_.push_back(&slot);
   }
   return absl::OkStatus();

@@ -10,6 +10,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/cuda/device/launch_turns.h"
 #include "kernels/cuda/driver/driver.h"
 #include "kernels/cuda/library/kernel_sample.h"
 #include "tests/fakes/fake_driver.h"
@@ -231,6 +232,55 @@ TEST_F(DriverDeviceTest, LeavesOutASliceThatNobodyWantsWhenItsTurnComes) {
   ASSERT_TRUE(ran.ok());
   EXPECT_FALSE(*ran);
   EXPECT_EQ(fake_.launches(), 0);
+}
+
+TEST(LaunchTurns, TriedOneIsTakenOnlyWhereNobodyWaits) {
+  LaunchTurns turns;
+  turns.Take();
+  EXPECT_TRUE(turns.TryTake());
+  EXPECT_FALSE(turns.TryTake());
+  std::thread other([&] { turns.Take(); });
+  turns.Give();  // to the other, whether it has asked or not
+  other.join();
+  EXPECT_FALSE(turns.TryTake());
+  turns.Give();
+  EXPECT_TRUE(turns.TryTake());
+}
+
+TEST_F(DriverDeviceTest, QueuesASliceBehindTheOneAtWorkWithWhatWentUpMeanwhile) {
+  auto device = Make();
+  ASSERT_TRUE(device.ok()) << device.status();
+  auto launch = (*device)->Begin(1024, {});
+  ASSERT_TRUE(launch.ok());
+  const std::string text = "abcdefgh";
+  for (int slice = 0; slice < 5; ++slice) {
+    const uint64_t at = (*launch)->arena() + static_cast<uint64_t>(slice);
+    ASSERT_TRUE((*launch)->UploadCopy(at, text.data() + slice, 1).ok());
+    const int64_t waits = fake_.calls("cuEventQuery");
+    ASSERT_TRUE(*(*launch)->Run({}, Always));
+    if (slice < LaunchTurns::kDepth) {
+      EXPECT_EQ(fake_.calls("cuEventQuery"), waits);
+    }
+  }
+  char back[6] = {};
+  ASSERT_TRUE((*launch)->Download(Copy((*launch)->arena(), back, 5)).ok());
+  ASSERT_TRUE((*launch)->Finish().ok());
+  EXPECT_STREQ(back, "abcde");
+}
+
+// Each would have a second turn only when the other has given its own back.
+TEST_F(DriverDeviceTest, LaunchesOfManySlicesDoNotWaitForEachOthersTurns) {
+  auto device = Make();
+  ASSERT_TRUE(device.ok()) << device.status();
+  const auto run = [&] {
+    auto launch = (*device)->Begin(64, {});
+    ASSERT_TRUE(launch.ok());
+    for (int slice = 0; slice < 200; ++slice) ASSERT_TRUE(*(*launch)->Run({}, Always));
+    ASSERT_TRUE((*launch)->Finish().ok());
+  };
+  std::vector<std::thread> threads;
+  for (int n = 0; n < 3; ++n) threads.emplace_back(run);
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST_F(DriverDeviceTest, BringsListsLongerThanItsBounceMemory) {

@@ -171,10 +171,12 @@ absl::Status CpuDevice::SquaredNorms(absl::Span<const Gradients> ranges, absl::S
   return absl::OkStatus();
 }
 
-void CpuDevice::Step(absl::Span<const EntryStep> steps) {
-  for (const EntryStep& step : steps) {
-    workers_.ForRanges(step.count, kStepNumbers,
-                       [&](IndexRange range) { step.Apply(range.first, range.count); });
+void CpuDevice::Step(absl::Span<const WeightStep> steps) {
+  for (const WeightStep& of : steps) {
+    workers_.ForRanges(of.step.count, kStepNumbers,
+                       [&](IndexRange range) { of.step.Apply(range.first, range.count); });
+    if (of.matrix.has_value()) Pack(*of.matrix);
+    SetZero(of.gradient, of.step.count * static_cast<int64_t>(sizeof(float)));
   }
 }
 

@@ -56,7 +56,7 @@ class CpuDevice final : public ModuleDevice {
   }
 
   absl::Status SquaredNorms(absl::Span<const Gradients> ranges, absl::Span<double> norms) override;
-  void Step(absl::Span<const EntryStep> steps) override;
+  void Step(absl::Span<const WeightStep> steps) override;
 
  private:
   Workers& workers_;

@@ -14,6 +14,7 @@
 #include "kernels/cuda/layout/staging.h"
 #include "kernels/layers/cuda/padded_attention.h"
 #include "kernels/layers/cuda/product_choice.h"
+#include "kernels/layers/cuda/step_descriptor.h"
 #include "modules/arena.h"
 
 namespace attnd {
@@ -242,11 +243,22 @@ void CudaDevice::AddColumnSums(const ColumnSum& sum) {
 void CudaDevice::AddSums(ColumnSumsDesc desc, double flops) {
   static_assert(kGradientBlockRows % kSumRows == 0);
   static_assert(kMaxParameterDimension / kSumColumns <= LaunchQueue::kTurns);
-  if (desc.rows == 0) return;
+  const int64_t of_part = (desc.weight_sums != nullptr ? 2 : 1) * int64_t{desc.columns} * 4;
   CHECK(SumPartsOfBlock(desc) == 1 || desc.columns <= LaunchQueue::kStagingBytes / 8);
   desc.turns = queue_.turns();
   desc.carries = reinterpret_cast<float*>(queue_.staging());
-  queue_.Add(KernelKind::kDenseColumnSums, desc, SumParts(desc) * SumGroups(desc), flops);
+  // As many blocks of rows as have room for their sums; one needs none.
+  const int64_t rows = desc.rows;
+  const int64_t blocks = std::max<int64_t>(LaunchQueue::kStagingBytes / of_part, 1);
+  const int64_t most = SumPartsOfBlock(desc) > 1 ? rows : blocks * desc.block_rows;
+  for (int64_t first = 0; first < rows; first += most) {
+    desc.rows = std::min(most, rows - first);
+    queue_.Add(KernelKind::kDenseColumnSums, desc, SumParts(desc) * SumGroups(desc),
+               flops * static_cast<double>(desc.rows) / static_cast<double>(rows));
+    desc.in = Behind(desc.in, desc.rows * desc.columns);
+    desc.x = Behind(desc.x, desc.rows * desc.columns);
+    if (desc.statistics != nullptr) desc.statistics += desc.rows;
+  }
 }
 
 // ---- Vectors.
@@ -338,7 +350,8 @@ void CudaDevice::AddNumbers(NumbersDesc desc) {
     NumbersDesc part = desc;
     part.rows = rows;
     part.columns = columns;
-    queue_.Add(KernelKind::kDenseNumbers, part, DivideUp(rows * columns, kNumbersOfBlock),
+    queue_.Add(KernelKind::kDenseNumbers, part,
+               DivideUp(rows * NumbersGroupsOfRow(part), kNumbersThreads),
                8.0 * static_cast<double>(rows * columns));
     desc.a = Behind(desc.a, a_next);
     desc.b = Behind(desc.b, a_next);
@@ -494,31 +507,32 @@ absl::Status CudaDevice::AttendBackward(const BackwardCall& call) {
 
 absl::Status CudaDevice::SquaredNorms(absl::Span<const Gradients> ranges,
                                       absl::Span<double> norms) {
-  constexpr int32_t kMostWarps = LaunchQueue::kStagingBytes / (32 * sizeof(double));
   constexpr size_t kMostRanges = LaunchQueue::kMostConstants / sizeof(SquaresRange);
-  std::vector<double> runs;
+  constexpr int32_t kMostWarps =
+      (LaunchQueue::kStagingBytes - kMostRanges * sizeof(double)) / (32 * sizeof(double));
   std::vector<SquaresRange> waiting;
   std::vector<size_t> places;  // in `ranges`, of those
   int32_t warps = 0;
   std::fill(norms.begin(), norms.end(), 0);
   const auto run = [&]() -> absl::Status {
-    const auto* list = static_cast<const SquaresRange*>(queue_.Constants(
-        waiting.data(), static_cast<int64_t>(waiting.size() * sizeof(waiting[0]))));
+    const auto count = static_cast<int32_t>(waiting.size());
+    std::vector<double> totals(waiting.size());
     auto* sums = reinterpret_cast<double*>(queue_.staging());
-    queue_.Add(KernelKind::kDenseSquares,
-               SquaresDesc{list, sums, static_cast<int32_t>(waiting.size()), warps},
-               DivideUp(warps, kSquaresWarps), 4.0 * warps * kSquaresNumbersOfWarp);
-    runs.resize(size_t{32} * warps);
-    const cuda::HostCopy copy{.device = queue_.staging(),
-                              .host = reinterpret_cast<std::byte*>(runs.data()),
-                              .bytes = static_cast<int64_t>(runs.size() * sizeof(double))};
+    SquaresDesc desc = {
+        .ranges = static_cast<const SquaresRange*>(queue_.Constants(
+            waiting.data(), static_cast<int64_t>(waiting.size() * sizeof(waiting[0])))),
+        .runs = sums,
+        .range_count = count,
+        .warps = warps};
+    queue_.Add(KernelKind::kDenseSquares, desc, DivideUp(warps, kSquaresWarps),
+               4.0 * warps * kSquaresNumbersOfWarp);
+    desc.totals = sums + int64_t{kMostWarps} * 32;
+    queue_.Add(KernelKind::kDenseSquares, desc, DivideUp(count, kSquaresWarps), 8.0 * warps * 32);
+    const cuda::HostCopy copy{.device = reinterpret_cast<uint64_t>(desc.totals),
+                              .host = reinterpret_cast<std::byte*>(totals.data()),
+                              .bytes = static_cast<int64_t>(totals.size() * sizeof(double))};
     RETURN_IF_ERROR(queue_.FlushAnd({&copy, 1}));
-    for (size_t n = 0; n < waiting.size(); ++n) {
-      const double* next = runs.data() + int64_t{waiting[n].first_warp} * 32;
-      for (int64_t left = DivideUp(waiting[n].count, kSquaresRun); left > 0; --left) {
-        norms[places[n]] += *next++;
-      }
-    }
+    for (size_t n = 0; n < totals.size(); ++n) norms[places[n]] = totals[n];
     waiting.clear();
     places.clear();
     warps = 0;
@@ -528,7 +542,7 @@ absl::Status CudaDevice::SquaredNorms(absl::Span<const Gradients> ranges,
     for (int64_t first = 0; first < ranges[range].count;) {
       const int64_t count = std::min(int64_t{kMostWarps - warps} * kSquaresNumbersOfWarp,
                                      ranges[range].count - first);
-      waiting.push_back({ranges[range].data + first, count, warps});
+      waiting.push_back({ranges[range].data + first, count, norms[range], warps});
       places.push_back(range);
       warps += static_cast<int32_t>(DivideUp(count, kSquaresNumbersOfWarp));
       first += count;
@@ -538,54 +552,26 @@ absl::Status CudaDevice::SquaredNorms(absl::Span<const Gradients> ranges,
   return waiting.empty() ? queue_.Flush() : run();
 }
 
-namespace {
-
-StepDesc StepDescOf(const EntryStep& step, int32_t first_block) {
-  const OptimizerSpec& spec = *step.spec;
-  const StepScalars& s = step.scalars;
-  return {.gradient = step.gradient,
-          .parameter = step.parameter,
-          .first = step.moments[0],
-          .second = step.moments[1],
-          .second_max = step.moments[2],
-          .count = step.count,
-          .first_block = first_block,
-          .is_adam = spec.kind == OptimizerKind::kAdamW,
-          .is_coupled = spec.coupled_decay,
-          .is_amsgrad = spec.amsgrad,
-          .is_nesterov = spec.nesterov,
-          .is_first = s.is_first,
-          .multiplier = s.multiplier,
-          .decay = s.decay,
-          .rate = s.rate,
-          .momentum = s.momentum,
-          .gain = s.gain,
-          .toward1 = s.toward1,
-          .keep2 = s.keep2,
-          .toward2 = s.toward2,
-          .root_correction = s.root_correction,
-          .epsilon = s.epsilon};
-}
-
-}  // namespace
-
-void CudaDevice::Step(absl::Span<const EntryStep> steps) {
+void CudaDevice::Step(absl::Span<const WeightStep> steps) {
   constexpr size_t kMost = LaunchQueue::kMostConstants / sizeof(StepDesc);
   while (!steps.empty()) {
     std::vector<StepDesc> list;
     int64_t blocks = 0, numbers = 0;
     for (; list.size() < std::min(kMost, steps.size()) && numbers < kMostNumbers;) {
-      const EntryStep& step = steps[list.size()];
-      list.push_back(StepDescOf(step, static_cast<int32_t>(blocks)));
-      blocks += DivideUp(step.count, kStepNumbersOfBlock);
-      numbers += step.count;
+      const WeightStep& of = steps[list.size()];
+      const bool is_packed = of.matrix.has_value() && PackedBytes(*of.matrix) > 0;
+      const DenseTensor packed =
+          is_packed ? TensorOf(Tensor{of.matrix->packed, of.matrix->operand}) : DenseTensor{};
+      list.push_back(StepDescOf(of, packed, static_cast<int32_t>(blocks)));
+      blocks += DivideUp(of.step.count, kStepNumbersOfBlock);
+      numbers += of.step.count;
     }
     steps.remove_prefix(list.size());
     const StepListDesc desc = {
         static_cast<const StepDesc*>(
             queue_.Constants(list.data(), static_cast<int64_t>(list.size() * sizeof(list[0])))),
         static_cast<int32_t>(list.size())};
-    queue_.Add(KernelKind::kDenseStep, desc, blocks, 32.0 * numbers);
+    queue_.Add(KernelKind::kDenseStep, desc, blocks, 38.0 * static_cast<double>(numbers));
   }
 }
 

@@ -64,7 +64,7 @@ class CudaDevice final : public ModuleDevice {
   absl::Status AttendBackward(const BackwardCall& call) override;
 
   absl::Status SquaredNorms(absl::Span<const Gradients> ranges, absl::Span<double> norms) override;
-  void Step(absl::Span<const EntryStep> steps) override;
+  void Step(absl::Span<const WeightStep> steps) override;
 
  private:
   template <class Call>

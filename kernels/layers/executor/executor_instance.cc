@@ -295,6 +295,10 @@ absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bo
   gradients.values.back() = GradientBoundary(layer + 1);
   gradients.values[kInputValue] = GradientBoundary(layer);
   gradients.values[kMemoryValue] = {tensors_.d_memory(), tensors_.element()};
+  const std::vector<int64_t> holders = GradientHolders(graph, block);
+  for (int64_t value = kFirstOpValue; value < ops + kFirstOpValue; ++value) {
+    if (holders[value] != value) gradients.values[value] = gradients.values[holders[value]];
+  }
   gradients.is_set.back() = true;
   gradients.is_set[kMemoryValue] = memory_is_set;
   const LayerRun run(tensors_, kept.call, layer, places, values);
@@ -386,6 +390,7 @@ absl::StatusOr<StepResult> ExecutorInstance::Step(const StepCall& call) {
     ASSIGN_OR_RETURN(result.stats, Stats());
   }
   result.applied = limits_.kept_rows > 0 && IsApplied(*module_, call, result.stats);
+  bool clears_all = true;
   if (result.applied) {
     ++optimizer_step_;
     const OptimizerStep step(*module_, call, result.stats, optimizer_step_);
@@ -397,17 +402,20 @@ absl::StatusOr<StepResult> ExecutorInstance::Step(const StepCall& call) {
     if (!entries.empty()) {
       tensors.weights = static_cast<float*>(tensors_.Weight(entries[0]).data) - entries[0].offset;
     }
-    std::vector<EntryStep> steps;
+    std::vector<ModuleDevice::WeightStep> steps;
+    int64_t stepped = 0;
     for (size_t n = 0; n < entries.size(); ++n) {
-      if (!step.Skips(n)) steps.push_back(step.Of(n, tensors));
+      if (step.Skips(n)) continue;
+      steps.push_back({step.Of(n, tensors), tensors_.gradients() + *entries[n].trained_offset, {}});
+      if (entries[n].is_matrix()) steps.back().matrix = tensors_.Matrix(entries[n]);
+      stepped += entries[n].elements;
     }
     device_->Step(steps);
-    for (size_t n = 0; n < entries.size(); ++n) {
-      if (!step.Skips(n)) Pack(n);
-    }
+    // Those of what the call leaves as it is are cleared too.
+    clears_all = stepped < module_->table.trained_elements();
   }
   result.optimizer_step = optimizer_step_;
-  RETURN_IF_ERROR(ClearGradients());
+  RETURN_IF_ERROR(clears_all ? ClearGradients() : device_->Finish());
   return result;
 }
 

@@ -122,6 +122,7 @@ struct LayerRun::BackwardOp {
   }
   void AddNumbers(int64_t value, Combination kind, float scale, int64_t other) const {
     Add(value, [&](const Tensor& place, bool add) {
+      if (place.data == Out().data) return;  // GradientHolders
       device().Combine(kind, Out(), scale, kind == Combination::kScaled ? Out() : Value(other),
                        place, add, in.Count(value));
     });
@@ -177,9 +178,11 @@ struct LayerRun::BackwardOp {
   }
   absl::Status operator()(const AttentionOp& op) const {
     const auto buffer = [&](BufferUse use) { return in.Buffer(use, number); };
-    HeadGradients heads{.q = buffer(BufferUse::kQueryGradient),
-                        .k = buffer(BufferUse::kKeyGradient),
-                        .v = buffer(BufferUse::kValueGradient)};
+    // As attention leaves them they may be the values' gradients, unless a norm comes behind.
+    HeadGradients heads{
+        .q = PlaceOf(op, op.q, op.q_norm.has_value(), buffer(BufferUse::kQueryGradient)),
+        .k = PlaceOf(op, op.k, op.k_norm.has_value(), buffer(BufferUse::kKeyGradient)),
+        .v = PlaceOf(op, op.v, false, buffer(BufferUse::kValueGradient))};
     RETURN_IF_ERROR(
         AttentionRun(in.module_, in.call_, in.layer_, number, in.values_)
             .Backward({buffer(BufferUse::kBackwardQuery), buffer(BufferUse::kBackwardKey)}, Out(),
@@ -189,9 +192,26 @@ struct LayerRun::BackwardOp {
     AddHeads(op.q, heads.q);
     return absl::OkStatus();
   }
+  // Where attention writes the gradient of heads: the value's own, if these heads alone are all of
+  // it and no use has given its share.
+  std::byte* PlaceOf(const AttentionOp& op, const HeadColumns& heads, bool has_norm,
+                     std::byte* buffer) const {
+    const Tensor& place = gradients.values[heads.value];
+    int uses = 0;
+    for (const HeadColumns* of : {&op.q, &op.k, &op.v}) uses += of->value == heads.value ? 1 : 0;
+    const bool is_own = !has_norm && uses == 1 && !gradients.is_set[heads.value] &&
+                        heads.columns() == in.Columns(heads.value) &&
+                        place.element == in.module_.element() &&
+                        reinterpret_cast<uintptr_t>(place.data) % kTensorAlignment == 0;
+    return is_own ? static_cast<std::byte*>(place.data) : buffer;
+  }
   // Columns that no use names are 0.
   void AddHeads(const HeadColumns& heads, const std::byte* from) const {
     const Tensor& place = gradients.values[heads.value];
+    if (from == place.data) {
+      gradients.is_set[heads.value] = true;
+      return;
+    }
     const int64_t columns = in.Columns(heads.value);
     const bool is_whole = heads.columns() == columns;
     Add(heads.value, [&](const Tensor&, bool is_set) {

@@ -15,6 +15,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -146,7 +147,14 @@ class ModuleDevice {
   };
   virtual absl::Status SquaredNorms(absl::Span<const Gradients> ranges,
                                     absl::Span<double> norms) = 0;
-  virtual void Step(absl::Span<const EntryStep> steps) = 0;
+  // What a step does to one weight: beside its numbers, Pack of its matrix, if it is one, and its
+  // gradient set to 0.
+  struct WeightStep {
+    EntryStep step;
+    float* gradient = nullptr;
+    std::optional<WeightMatrix> matrix;
+  };
+  virtual void Step(absl::Span<const WeightStep> steps) = 0;
 };
 
 }  // namespace attnd

@@ -235,6 +235,11 @@ inline int32_t LoadAcquire(const int32_t* p, ATTN_WHERE) {
   emulator::Poll(where);
   return *p;
 }
+inline int32_t AddAcquireRelease(int32_t* p, int32_t v, ATTN_WHERE) {
+  const int32_t old = *p;
+  ReduceAdd(p, v, where);
+  return old;
+}
 inline void StoreRelease(int32_t* p, int32_t v, ATTN_WHERE) { host::Store(p, v, where, false); }
 
 #undef ATTN_WHERE

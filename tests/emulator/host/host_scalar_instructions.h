@@ -20,6 +20,10 @@ inline uint32_t LoadGlobal16(const void* p,
                              host::SourceLocation where = host::SourceLocation::current()) {
   return host::Load<uint16_t>(p, where, false);
 }
+inline double LoadGlobalDouble(const void* p,
+                               host::SourceLocation where = host::SourceLocation::current()) {
+  return host::Load<double>(p, where, false);
+}
 inline void StoreGlobal16(void* p, uint32_t v,
                           host::SourceLocation where = host::SourceLocation::current()) {
   host::Store(p, static_cast<uint16_t>(v), where, false);
