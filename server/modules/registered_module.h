@@ -33,7 +33,7 @@
 
 namespace attnd {
 
-inline constexpr int kMaxEarlyMicroBatches = 64;  // of ranks that train one module
+inline constexpr int kMaxEarlyMicroBatches = 12;  // of ranks that train one module
 // Causes of MODULE_LOST.
 inline constexpr char kExpired[] = "expired";
 inline constexpr char kDeviceLost[] = "device_lost";

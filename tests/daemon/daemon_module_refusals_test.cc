@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/modules/registered_module.h"
 #include "tests/daemon/daemon_health.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
@@ -154,9 +155,9 @@ TEST_F(Refusals, SayWhenToComeAgain) {
 
   const std::string other = Ready("other");
   std::vector<std::string> kept;
-  for (int n = 0; n < 10; ++n) kept.push_back(Activations(other));
+  for (int n = 0; n <= kMaxEarlyMicroBatches + 1; ++n) kept.push_back(Activations(other));
   std::vector<std::thread> early;
-  for (uint32_t n = 1; n <= 8; ++n) {
+  for (uint32_t n = 1; n <= kMaxEarlyMicroBatches; ++n) {
     early.emplace_back([&, n] {
       ModuleCaller own(daemon_.NewChannel());
       Random random(n);
@@ -164,20 +165,21 @@ TEST_F(Refusals, SayWhenToComeAgain) {
       EXPECT_TRUE(own.Backward(BackwardOf(other, kept[n], n), {{kDy, dy}}).status.ok());
     });
   }
-  // Until all eight wait, a ninth waits too, for as long as its deadline lets it.
-  grpc::Status ninth;
+  // Until all of them wait, one more waits too, for as long as its deadline lets it.
+  constexpr uint32_t kBeyond = kMaxEarlyMicroBatches + 1;
+  grpc::Status beyond;
   do {
     auto context = caller_.NewContext();
     context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
     v1::ModuleBackwardRequest request;
-    *request.mutable_header() = BackwardOf(other, kept[9], 9);
+    *request.mutable_header() = BackwardOf(other, kept[kBeyond], kBeyond);
     request.mutable_header()->add_payload()->set_tensor(kDy);
     request.mutable_header()->mutable_payload(0)->set_bytes(4 * kModuleWidth * 4);
-    ninth = AfterHeader(caller_.stub().Backward(context.get()), request);
-  } while (ninth.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_EQ(ReasonOf(ninth), "MICRO_BATCH_EARLY");
-  EXPECT_EQ(ErrorInfoOf(ninth).metadata().at("next"), "0");
-  EXPECT_GT(RetryDelayOf(ninth).value_or(0), 0);
+    beyond = AfterHeader(caller_.stub().Backward(context.get()), request);
+  } while (beyond.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(ReasonOf(beyond), "MICRO_BATCH_EARLY");
+  EXPECT_EQ(ErrorInfoOf(beyond).metadata().at("next"), "0");
+  EXPECT_GT(RetryDelayOf(beyond).value_or(0), 0);
   const std::string first = Rows(4);
   EXPECT_TRUE(caller_.Backward(BackwardOf(other, kept[0], 0), {{kDy, first}}).status.ok());
   for (std::thread& thread : early) thread.join();

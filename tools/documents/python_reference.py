@@ -8,9 +8,9 @@ import os
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SOURCE = os.path.join(ROOT, "client/python/attnd")
-PACKAGES = {"attnd": "__init__.py", "attnd.torch": "torch.py", "attnd.transformers": "transformers.py", "attnd.jax": "jax.py",
-            "attnd.aio": "aio.py", "attnd.masks": "masks/__init__.py", "attnd.sparse": "sparse/__init__.py",
-            "attnd.modules": "modules/__init__.py"}
+PACKAGES = {"attnd": "__init__.py", "attnd.torch": "torch.py", "attnd.transformers": "transformers.py",
+            "attnd.jax": "jax.py", "attnd.aio": "aio.py", "attnd.masks": "masks/__init__.py",
+            "attnd.sparse": "sparse/__init__.py", "attnd.modules": "modules/__init__.py"}
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
