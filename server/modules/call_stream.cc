@@ -161,9 +161,6 @@ void CallStream::Finish(const grpc::Status& status) {
     auto started = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return starting_reads_ == 0; };
     mutex_.Await(absl::Condition(&started));
   }
-  // gRPC tells late that a reply has left: a caller whose calls follow each other would meet its
-  // own. What a small reply holds until then stands in room_.
-  if (!with_message || static_cast<int64_t>(write_.Length()) <= kSmallReplyBytes) place_ = {};
   progress()->Begin();  // a peer that never reads the last message is cut too
   FinishCall(with_message ? &write_ : nullptr, status);
   Release();

@@ -56,8 +56,7 @@ class CallStream : public WatchedCall {
   void Begin(std::function<void()> run_handler);
 
   // Before the handler runs: a place among the calls of its service, which it has taken, and room
-  // for what it holds. Both come back when the last byte of the reply has left, the place of one
-  // whose last message is small before that. CallRoom's errors.
+  // for what it holds. Both come back when the last byte of the reply has left. CallRoom's errors.
   absl::Status Enter(FairShares::Share place, const FairShares::Holder& holder);
 
   // The handler's. False: half-close, or the call is broken. A message is written once another one

