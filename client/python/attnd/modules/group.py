@@ -159,8 +159,6 @@ class _Ignored:
         found = [] if module is None else [(f"{name}." if name else "", one) for name, one in module.named_modules()
                                            if getattr(one, "is_remote_stack", False)]
         remote = [(prefix, stack) for prefix, stack in found if stack.is_remote]
-        if not remote:
-            raise AttributeError("_ddp_params_and_buffers_to_ignore")
         for prefix, stack in remote:
             if stack.ranks is None:
                 raise TypeError(f"DistributedDataParallel: {prefix.rstrip('.') or 'the model'} was offloaded for one "
