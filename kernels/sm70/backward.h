@@ -59,8 +59,8 @@ struct BackwardKernel {
   static constexpr int kGroups = kStepRows / kGroupRows;
   static constexpr int kRoundRows = kSmall ? kStepRows : kDqBlockRows;
   static constexpr int kRoundSteps = kRoundRows / kStepRows;
-  // Between the first step of a round that is brought and dQ of the last that is added.
-  static constexpr int kFactorRounds = !kSmall && kRoundSteps < 4 ? 4 : 2;
+  // From dQ that the last warp still adds to the step that the first one brings.
+  static constexpr int kFactorRounds = kSmall ? 3 : kRoundSteps < 4 ? 4 : 2;
   static constexpr int kSlots = !kSmall       ? 3
                                 : kSharesRows ? 2
                                               : 1,
@@ -123,8 +123,8 @@ struct BackwardKernel {
     uint4 partial[kSplit == 1 ? 1 : 8 * 64];                // a warp's half of scores
     uint4 slopes[kSplit == 1 ? 1 : 8 * (kHandBytes / 16)];  // softcap's derivative, placed as P
     Descriptors descriptors;
-    // Of rows of the last steps, what their dQ is multiplied by.
-    float factors[kFixedPoint ? kFactorRounds : 1][kRoundRows];
+    // Of rows of the last steps, what their dQ is multiplied by: upper halves of powers of two.
+    uint16_t factors[kFixedPoint ? kFactorRounds : 1][kRoundRows];
     float watch;     // 0; NaN where sums of dQ have a second integer
     int exponent;    // of two, by which dS of the last step was multiplied
     int left_out;    // whether K held an infinity or NaN
@@ -153,8 +153,9 @@ struct BackwardKernel {
     }
   };
 
-  ATTN_HD static float* FactorsOfStep(Shared& shared, int step) {
-    return shared.factors[0] + step % (kFactorRounds * kRoundSteps) * kStepRows;
+  ATTN_HD static void PutFactor(Shared& shared, int step, int row, float factor) {
+    uint16_t* of_step = shared.factors[0] + step % (kFactorRounds * kRoundSteps) * kStepRows;
+    ptx::StoreShared16(of_step + row, ptx::FloatBits(factor) >> 16);
   }
   ATTN_HD static char* At(void* base, int offset) { return static_cast<char*>(base) + offset; }
   ATTN_HD static const char* At(const void* base, int offset) {
@@ -224,7 +225,6 @@ struct BackwardKernel {
     // Under way while the rest is worked out.
     KeyRows<BackwardKernel> keys;
     keys.Fetch(problem, sequence, tile.head, first_key, at.thread);
-    if (at.thread == 0) ptx::StoreShared32(&shared.exponent, 0);
     const int thread = ptx::Keep(at.thread);
     Work work = {problem,      sequence, tile.batch, tile.head,
                  first_key,    visits,   thread,     ptx::VoteAny(thread >= kThreads / 2),

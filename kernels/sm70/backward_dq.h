@@ -151,11 +151,11 @@ class QueryGradient {
                        float (&rQ)[kSums / 8][8]) const {
     float* to = to_ + part * kPartFloats;
     if constexpr (Kernel::kFixedPoint) {
-      const float* factors = shared.factors[round % Kernel::kFactorRounds];
+      const uint16_t* factors = shared.factors[round % Kernel::kFactorRounds];
       const SumsAt at(work, 0, part);  // as if the round began with row 0
 #pragma unroll
       for (int n = 0; n < kSums; ++n) {
-        rQ[n >> 3][n & 7] *= ptx::LoadSharedFloat(factors + at.Query(n));
+        rQ[n >> 3][n & 7] *= ptx::BitsFloat(ptx::LoadShared16(factors + at.Query(n)) << 16);
       }
       AddFixedPoint(work, part, to, shared, rQ);
     } else {

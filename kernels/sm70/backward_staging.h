@@ -117,7 +117,7 @@ struct StepStager {
                           exists);
     next_gain = static_cast<int>(word);
   }
-  // The n-th step; its factors stay until later steps' take their place (FactorsOfStep).
+  // The n-th step; its factors stay until later steps' take their place (Kernel::PutFactor).
   ATTN_HD void Put(const Work& work, int slot, int step, Shared& shared) {
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
@@ -153,8 +153,8 @@ struct StepStager {
       const int exponent = at_thread < kStepRows ? 0 : gain - Kernel::kShiftOfP;
       ptx::StoreSharedFloat(rows + at_thread * 4, value[pass] * PowerOfTwo(exponent));
     } else {
-      ptx::StoreSharedFloat(Kernel::FactorsOfStep(shared, step) + (at_thread - 2 * kStepRows),
-                            FixedPoint::RowFactor(value[pass], PowerOfTwo(-gain)));
+      Kernel::PutFactor(shared, step, at_thread - 2 * kStepRows,
+                        FixedPoint::RowFactor(value[pass], PowerOfTwo(-gain)));
     }
   }
 };

@@ -101,8 +101,8 @@ struct SplitBackwardKernel {
     }
   };
 
-  ATTN_HD static float* FactorsOfStep(Shared& shared, int step) {
-    return shared.factors[step % kFactorSteps];
+  ATTN_HD static void PutFactor(Shared& shared, int step, int row, float factor) {
+    ptx::StoreSharedFloat(&shared.factors[step % kFactorSteps][row], factor);
   }
   ATTN_HD static char* At(void* base, int offset) { return static_cast<char*>(base) + offset; }
   ATTN_HD static const char* At(const void* base, int offset) {
@@ -112,10 +112,7 @@ struct SplitBackwardKernel {
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const TileWork tile = params.tiles[at.block];
     BringDescriptors(params, tile, at.thread, kThreads, shared.descriptors);
-    if (at.thread == 0) {
-      ptx::StoreShared32(&shared.left_out, 0);
-      ptx::StoreShared32(&shared.exponent, 0);
-    }
+    if (at.thread == 0) ptx::StoreShared32(&shared.left_out, 0);
     ptx::SyncThreads();
     const ProblemDesc& problem = shared.descriptors.problem;
     const SequenceDesc& sequence = shared.descriptors.sequence;
@@ -561,7 +558,7 @@ struct SplitBackwardKernel {
 #pragma unroll
       for (int x = 0; x < kTiles; ++x) ptx::MmaColRow(rQ[x], a.x, a.y, b[x].x, b[x].y);
     }
-    AddSums(work, head, row, FactorsOfStep(shared, step), rQ);
+    AddSums(work, head, row, shared.factors[step % kFactorSteps], rQ);
     if (left_out) {
       ptx::SyncThreads();
       BringKeys(work, shared);
