@@ -60,16 +60,16 @@ TEST(GpuLongLists, BFloat16) { LongListsConform(ElementType::kBFloat16, 64); }
 // Every width of a kernel, and more tiles than the table's.
 void HiddenNumbersConform(ElementType element, const EnginePrecision& precision) {
   const std::unique_ptr<Backend> engine = MakeGpu();
-  const ConformanceOptions options = {.precision = precision};
+  const std::unique_ptr<CallMemory> memory = MakeHostCallMemory();
   for (const int64_t head_dim : {32, 96, 128, 256}) {
     for (const HiddenNumberCase& of : HiddenNumberCases(element, 200, head_dim)) {
-      for (const std::string& failure : CheckHiddenNumbers(*engine, of, options)) {
+      for (const std::string& failure : CheckHiddenNumbers(*engine, of, *memory, precision)) {
         ADD_FAILURE() << of.name << " D " << head_dim << ": " << failure;
       }
     }
   }
   for (const HiddenNumberCase& of : HiddenNumberCases(element, 700, 64)) {
-    for (const std::string& failure : CheckHiddenNumbers(*engine, of, options)) {
+    for (const std::string& failure : CheckHiddenNumbers(*engine, of, *memory, precision)) {
       ADD_FAILURE() << of.name << " of 700 rows: " << failure;
     }
   }

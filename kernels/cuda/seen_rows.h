@@ -1,8 +1,8 @@
 // Which of a call's keys some row sees, and which of its rows see something. Only these decide the
-// powers of two by which float32 and bfloat16 travel (transfer.cc), so that large numbers in padding
-// cost the others nothing. Place by place, which is slow under a mask by description; but a question
-// is asked of the largest numbers alone, and mostly the first row or key answers it. One thread.
-// Errors: none.
+// powers of two by which float32 and bfloat16 travel (transfer.cc), so that large numbers in
+// padding cost the others nothing. Place by place, which is slow under a mask by description; but
+// a question is asked of the largest numbers alone, and mostly the first row or key answers it.
+// One thread. Errors: none.
 #pragma once
 
 #include <cstdint>

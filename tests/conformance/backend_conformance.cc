@@ -488,7 +488,8 @@ class HiddenNumberTest : public testing::Test {
 
  private:
   void TestBody() override {
-    for (const std::string& failure : CheckHiddenNumbers(backend_->Get(), case_, options_)) {
+    for (const std::string& failure :
+         CheckHiddenNumbers(backend_->Get(), case_, *options_.memory(), options_.precision)) {
       ADD_FAILURE() << failure << "\n  " << ProblemText(case_.problem);
     }
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <set>
 #include <utility>
@@ -60,11 +59,12 @@ struct HiddenRun {
 
 class HiddenChecker {
  public:
-  HiddenChecker(Backend& backend, const HiddenNumberCase& of, const ConformanceOptions& options)
+  HiddenChecker(Backend& backend, const HiddenNumberCase& of, CallMemory& memory,
+                const EnginePrecision& precision)
       : backend_(backend),
         p_(of.problem),
-        options_(options),
-        memory_(options.memory()),
+        memory_(memory),
+        precision_(precision),
         quiet_(RandomInputs(p_, 11)),
         loud_(RandomInputs(p_, 11)) {
     for (ProblemInputs* inputs : {&quiet_, &loud_}) HideColumns(of, *inputs);
@@ -186,16 +186,16 @@ class HiddenChecker {
   }
 
   std::optional<HiddenRun> RunOnce(const ProblemInputs& inputs) {
-    auto forward = LaunchForward(backend_, *memory_, {{&p_, &inputs}});
+    auto forward = LaunchForward(backend_, memory_, {{&p_, &inputs}});
     if (!forward.ok()) return Fail(forward.status().ToString());
     LaunchItem item{&p_, &inputs};
     item.o = forward->results[0].o;
     item.lse = forward->results[0].lse;
-    auto backward = LaunchBackward(backend_, *memory_, {item});
+    auto backward = LaunchBackward(backend_, memory_, {item});
     if (!backward.ok()) return Fail(backward.status().ToString());
     const bool half = forward->report.accumulate == AccumulateType::kFloat16;
     return HiddenRun{forward->results[0], backward->results[0],
-                     half ? options_.precision.WithHalfAccumulation() : options_.precision,
+                     half ? precision_.WithHalfAccumulation() : precision_,
                      backward->report.deterministic};
   }
   std::nullopt_t Fail(std::string message) {
@@ -286,8 +286,8 @@ class HiddenChecker {
   };
   Backend& backend_;
   const Problem& p_;
-  const ConformanceOptions& options_;
-  std::unique_ptr<CallMemory> memory_;
+  CallMemory& memory_;
+  const EnginePrecision precision_;
   ProblemInputs quiet_, loud_;
   std::optional<Reference> reference_;
   std::vector<Key> hidden_;     // the large ones
@@ -377,8 +377,8 @@ std::vector<HiddenNumberCase> HiddenNumberCases(ElementType element, int64_t row
 }
 
 std::vector<std::string> CheckHiddenNumbers(Backend& backend, const HiddenNumberCase& of,
-                                            const ConformanceOptions& options) {
-  return HiddenChecker(backend, of, options).Run();
+                                            CallMemory& memory, const EnginePrecision& precision) {
+  return HiddenChecker(backend, of, memory, precision).Run();
 }
 
 }  // namespace attnd

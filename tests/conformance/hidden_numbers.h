@@ -5,11 +5,13 @@
 // the same bits as with ordinary numbers there.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "attention/error_bounds.h"
 #include "kernels/backend.h"
-#include "tests/conformance/backend_conformance.h"
+#include "tests/conformance/conformance_case.h"
 
 namespace attnd {
 
@@ -25,6 +27,6 @@ std::vector<HiddenNumberCase> HiddenNumberCases(ElementType element, int64_t row
                                                 int64_t head_dim);
 // What differs; empty where the engine refuses the problem.
 std::vector<std::string> CheckHiddenNumbers(Backend& backend, const HiddenNumberCase& of,
-                                            const ConformanceOptions& options);
+                                            CallMemory& memory, const EnginePrecision& precision);
 
 }  // namespace attnd
