@@ -74,13 +74,21 @@ class Bounder {
       Sequence s = p_.SequenceAt(b);
       for (int64_t h = 0; h < p_.q_heads; ++h) {
         for (int64_t i = 0; i < s.q_len; ++i) {
-          body(RowPlace{b, h, i, s, QueryStrides(p_).Row(b, h, s.q_begin + i),
-                        OutputStrides(p_).Row(b, h, s.q_begin + i), p_.LseIndex(b, h, s, i)});
+          body(PlaceOf(b, h, s, i));
         }
       }
     }
   }
 
+  RowPlace PlaceOf(int64_t b, int64_t h, const Sequence& s, int64_t i) const {
+    return {b,
+            h,
+            i,
+            s,
+            QueryStrides(p_).Row(b, h, s.q_begin + i),
+            OutputStrides(p_).Row(b, h, s.q_begin + i),
+            p_.LseIndex(b, h, s, i)};
+  }
   int64_t KeyRow(const RowPlace& at, int64_t j) const {
     return KeyStrides(p_).Row(at.b, p_.KvHead(at.h), at.s.kv_begin + j);
   }
@@ -166,6 +174,7 @@ double EnginePrecision::OperandUnit(ElementType element) const {
 EnginePrecision EnginePrecision::WithHalfAccumulation() const {
   EnginePrecision precision = *this;
   precision.product_unit = 0x1p-11;
+  precision.query_gradient_unit *= 4;
   return precision;
 }
 
@@ -246,6 +255,8 @@ class BackwardBounder {
   }
 
   void AddRow(const RowPlace& at) {
+    const bool has_range = p_.element == ElementType::kFloat16 && precision_.gradient_range_f16 > 0;
+    if (has_range) OpenTile(at);
     RowErrors e = bounder_.Errors(at);
     if (!e.row.any_visible) return;
     Uncertain delta = Delta(at);
@@ -255,12 +266,58 @@ class BackwardBounder {
     for (int64_t j = 0; j < at.s.kv_len; ++j) {
       if (bounder_.Counts(e.row, j)) AddScore(at, e, j, delta, lse_error);
     }
+    if (precision_.query_gradient_unit > 0) AddRowUnit(at, e);
     if (bounds_.d_sink.empty()) return;
     double logit = p_.sink_logits[at.h];
     double relative = lse_error + 4 * kFloatUnit * (std::fabs(e.row.lse) + std::fabs(logit) + 2) +
                       SumUnit(static_cast<double>(p_.q_len), kFloatUnit);
     bounds_.d_sink[at.b * p_.q_heads + at.h] += std::exp(logit - exact_.lse[at.lse_index]) *
                                                 (delta.error + std::fabs(delta.value) * relative);
+  }
+
+  // What the row sees: max‖V‖·Z and max|K|.
+  struct SeenSizes {
+    double value = 0, key = 0;
+  };
+  SeenSizes SizesOf(const RowPlace& at, const ReferenceRow& row) const {
+    SeenSizes sizes;
+    double kept = 0;
+    for (int64_t j = 0; j < at.s.kv_len; ++j) {
+      if (!bounder_.Counts(row, j)) continue;
+      const double* v = &reference_.v()[bounder_.ValueRow(at, j)];
+      sizes.value = std::max(sizes.value, SignedDot(v, v, p_.v_head_dim));
+      const double* k = &reference_.k()[bounder_.KeyRow(at, j)];
+      for (int64_t d = 0; d < p_.qk_head_dim; ++d) sizes.key = std::max(sizes.key, std::fabs(k[d]));
+      kept = std::max(kept, row.dropout_scale[j]);
+    }
+    sizes.value = kept * std::sqrt(sizes.value);
+    return sizes;
+  }
+  // Of a row's |dS|.
+  double GradientBound(const RowPlace& at, const SeenSizes& seen) const {
+    const double* d_o = &d_o_[at.o_row];
+    return std::sqrt(SignedDot(d_o, d_o, p_.v_head_dim)) * seen.value + std::fabs(Delta(at).value);
+  }
+  // Rows are visited in order: that of the tile is known at its first row.
+  void OpenTile(const RowPlace& at) {
+    constexpr int64_t kTileRows = 64;
+    if (at.i % kTileRows != 0) return;
+    tile_bound_ = 0;
+    for (int64_t i = at.i; i < std::min(at.i + kTileRows, at.s.q_len); ++i) {
+      const RowPlace row = bounder_.PlaceOf(at.b, at.h, at.s, i);
+      const ReferenceRow scores = reference_.Row(at.b, at.h, at.s, i);
+      if (!scores.any_visible) continue;
+      tile_bound_ = std::max(tile_bound_, GradientBound(row, SizesOf(row, scores)));
+    }
+  }
+  // dQ as integers.
+  void AddRowUnit(const RowPlace& at, const RowErrors& e) {
+    constexpr double kTileKeys = 32;  // the smallest tile of any engine
+    const SeenSizes seen = SizesOf(at, e.row);
+    const double tiles = std::ceil(static_cast<double>(at.s.kv_len) / kTileKeys);
+    const double error = SumUnit(tiles, precision_.query_gradient_unit) * GradientBound(at, seen) *
+                         seen.key * std::fabs(double{p_.ResolvedScale()});
+    for (int64_t d = 0; d < p_.qk_head_dim; ++d) bounds_.d_q[at.q_row + d] += error;
   }
 
   void AddScore(const RowPlace& at, const RowErrors& e, int64_t j, Uncertain delta,
@@ -301,9 +358,9 @@ class BackwardBounder {
   void AddProducts(const RowPlace& at, int64_t j, Uncertain d_x) {
     double scale = std::fabs(double{p_.ResolvedScale()});
     int64_t k_row = bounder_.KeyRow(at, j);
-    double rounded = d_x.error +
-                     std::max(precision_.operand_underflow, precision_.gradient_underflow) +
-                     2 * kFloatUnit * std::fabs(d_x.value);
+    double rounded =
+        d_x.error + std::max(precision_.operand_underflow, precision_.gradient_underflow) +
+        precision_.gradient_range_f16 * tile_bound_ + 2 * kFloatUnit * std::fabs(d_x.value);
     double row_unit = RowSumUnit(static_cast<double>(at.s.kv_len), precision_.product_unit) +
                       precision_.OperandUnit(p_.element);
     double q_weight = scale * (rounded + row_unit * std::fabs(d_x.value));
@@ -328,7 +385,8 @@ class BackwardBounder {
   const float* d_lse_;
   EnginePrecision precision_;
   Bounder bounder_;
-  double key_sum_unit_;  // of sums over the rows of a group
+  double key_sum_unit_;    // of sums over the rows of a group
+  double tile_bound_ = 0;  // of |dS| of the tile of rows, where it matters
   BackwardBounds bounds_;
 };
 

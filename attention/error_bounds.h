@@ -19,13 +19,23 @@ struct EnginePrecision {
   double operand_unit_f32 = 0;          // ... float32 problems
   double operand_underflow = 0x1p-125;  // absolute error of P and dS: below it they may become 0
   double gradient_underflow = 0;        // of dS, where its range is the smaller one
+  // Rounding of each tile's share of dQ, of (Z·‖dO‖·max‖V‖ + |delta|)·max|K| over what the row
+  // sees.
+  double query_gradient_unit = 0;
+  // Absolute error of dS in float16, of the largest Z·‖dO‖·max‖V‖ + |delta| of 64 neighbouring
+  // rows.
+  double gradient_range_f16 = 0;
 
   double OperandUnit(ElementType element) const;
 
   static EnginePrecision Float32() { return {}; }
   // 16-bit problems round P and dS to 16 bits for the matrix units.
   static EnginePrecision HalfOperands() {
-    return {.operand_unit_f16 = 0x1p-11, .operand_unit_bf16 = 0x1p-8, .operand_underflow = 0x1p-25};
+    return {.operand_unit_f16 = 0x1p-11,
+            .operand_unit_bf16 = 0x1p-8,
+            .operand_underflow = 0x1p-25,
+            .query_gradient_unit = 0x1p-28,
+            .gradient_range_f16 = 0x1p-36};
   }
   // Matrix products accumulate in float16 (AccumulateType::kFloat16).
   EnginePrecision WithHalfAccumulation() const;

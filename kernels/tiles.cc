@@ -146,9 +146,9 @@ void AddSmallBackward(int head_dim, std::vector<KernelRow>& rows) {
                              : head_dim > 32 ? 4
                                              : 6},
                     .reason = "masks that show little of a tile of 64 rows and 128 keys",
-                    .spill_bytes = head_dim > 64   ? 8
-                                   : head_dim > 32 ? 0
-                                                   : 4});  // of 168 registers
+                    .spill_bytes = head_dim > 64   ? 0
+                                   : head_dim > 32 ? 4
+                                                   : 16});  // of 168 registers
   }
 }
 
@@ -180,14 +180,16 @@ void AddForward(int head_dim, std::vector<KernelRow>& rows) {
   }
 }
 
-// What every architecture needs around its forward and backward, of rows of `element`.
+// What every architecture needs around its forward and backward, of rows of `element`. On sm_70
+// what stands around the search under a mask or a bias (rules/seen_keys.h) spills.
 void AddPasses(ElementType element, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kKeyBounds, KernelKind::kDelta}) {
     rows.push_back({.kind = kind,
                     .element = element,
                     .stays = true,
                     .tile = {64, 0, 0, 4},
-                    .reason = "ahead of backward"});
+                    .reason = "ahead of backward",
+                    .spill_bytes = kind == KernelKind::kDelta ? 120 : 0});
   }
   rows.push_back({.kind = KernelKind::kBiasGradient,
                   .element = element,

@@ -32,17 +32,20 @@ const bool kBFloat16 =
                                 .element = ElementType::kBFloat16,
                                 .precision = EnginePrecision::HalfOperands(),
                                 .whole_stride = kWholeStride,
-                                .max_unsupported = 0});
-const bool kFloat = RegisterBackendConformance(
-    "EmulatedFloat", MakeEmulated<Architecture::kSm70>,
-    {.max_pairs = 6000,
-     .random_problems = 15,
-     .random_max_pairs = 4000,
-     .element = ElementType::kFloat32,
-     .precision = {.operand_underflow = 0x1p-39, .gradient_underflow = 0x1p-34},
-     .mask_stride = 4,
-     .whole_stride = kWholeStride,
-     .max_unsupported = 34});
+                                .max_unsupported = 0,
+                                .shares_range = true});
+const bool kFloat = RegisterBackendConformance("EmulatedFloat", MakeEmulated<Architecture::kSm70>,
+                                               {.max_pairs = 6000,
+                                                .random_problems = 15,
+                                                .random_max_pairs = 4000,
+                                                .element = ElementType::kFloat32,
+                                                .precision = {.operand_underflow = 0x1p-39,
+                                                              .gradient_underflow = 0x1p-34,
+                                                              .query_gradient_unit = 0x1p-50},
+                                                .mask_stride = 4,
+                                                .whole_stride = kWholeStride,
+                                                .max_unsupported = 34,
+                                                .shares_range = true});
 
 }  // namespace
 }  // namespace attnd::cuda

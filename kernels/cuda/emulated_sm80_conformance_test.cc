@@ -26,15 +26,15 @@ const bool kSm80BFloat16 =
                                 .precision = EnginePrecision::HalfOperands(),
                                 .max_unsupported = 0});
 
-const bool kSm80Float =
-    RegisterBackendConformance("EmulatedSm80Float", MakeEmulated<Architecture::kSm80>,
-                               {.max_pairs = 600,
-                                .random_problems = 3,
-                                .random_max_pairs = 3000,
-                                .element = ElementType::kFloat32,
-                                .precision = {.operand_underflow = 0x1p-48},
-                                .mask_stride = 4,
-                                .max_unsupported = 126});
+const bool kSm80Float = RegisterBackendConformance(
+    "EmulatedSm80Float", MakeEmulated<Architecture::kSm80>,
+    {.max_pairs = 600,
+     .random_problems = 3,
+     .random_max_pairs = 3000,
+     .element = ElementType::kFloat32,
+     .precision = {.operand_underflow = 0x1p-48, .query_gradient_unit = 0x1p-50},
+     .mask_stride = 4,
+     .max_unsupported = 126});
 
 }  // namespace
 }  // namespace attnd::cuda

@@ -9,6 +9,7 @@
 #include "attention/dropout.h"
 #include "base/status_macros.h"
 #include "kernels/cuda/layout/class_order.h"
+#include "kernels/cuda/seen_rows.h"
 
 namespace attnd::cuda {
 namespace {
@@ -69,17 +70,46 @@ std::vector<int> ExponentsOf(absl::Span<const Part> parts, const Pick& pick) {
   return exponents;
 }
 
-// The largest of the part's numbers decides.
+int ExponentOf(const Problem& p, const RowShape& shape, const void* data, const RowBlock& block) {
+  return p.element == ElementType::kFloat32
+             ? LargestExponent(shape, static_cast<const float*>(data), block)
+             : LargestExponent(shape, static_cast<const uint16_t*>(data), block);
+}
+
+// A row of a tensor: of Q and dO by the query, of K and V by the key.
+struct RowAt {
+  int64_t b, head, row;  // row of its sequence
+  int exponent;          // of its largest number
+};
+
+// Whether a number of the row can reach a result.
+bool Matters(const RowAt& at, bool is_query, const SeenRows& seen) {
+  return is_query ? seen.SeesAny(at.b, at.head, at.row) : seen.IsKeySeen(at.b, at.head, at.row);
+}
+
+// The largest of the part's numbers that can reach a result decides.
 int ExponentIn(const Problem& p, const Part& part, const RowShape& shape, bool is_query,
-               const void* data) {
-  int largest = kNoExponent;
+               const void* data, const SeenRows& seen) {
+  std::vector<RowAt> rows;
+  int64_t b = part.batch_begin;
   for (const RowBlock& block : BlocksOf(p, part, is_query)) {
-    const int own = p.element == ElementType::kFloat32
-                        ? LargestExponent(shape, static_cast<const float*>(data), block)
-                        : LargestExponent(shape, static_cast<const uint16_t*>(data), block);
-    largest = std::max(largest, own);
+    for (int64_t h = block.head_begin; h < block.head_begin + block.heads; ++h) {
+      for (int64_t i = 0; i < block.rows; ++i) {
+        const RowBlock row = {block.batch, h, 1, block.row_begin + i, 1};
+        rows.push_back({b, h, i, ExponentOf(p, shape, data, row)});
+      }
+    }
+    ++b;
   }
-  return largest == kNoExponent ? 0 : largest;
+  // Mostly the first that is asked matters, and so the search ends with it.
+  const auto smaller = [](const RowAt& a, const RowAt& b) { return a.exponent < b.exponent; };
+  std::make_heap(rows.begin(), rows.end(), smaller);
+  for (auto end = rows.end(); end != rows.begin(); --end) {
+    if (rows.front().exponent == kNoExponent) return 0;
+    if (Matters(rows.front(), is_query, seen)) return rows.front().exponent;
+    std::pop_heap(rows.begin(), end, smaller);
+  }
+  return 0;
 }
 
 // Each part's rows of an array shaped like lse, times 2^−(d_o + v).
@@ -274,10 +304,11 @@ absl::Status Transfer::InputsIn(const CallLayout& at, const ForwardCall& call, i
                                 absl::Span<Part> parts) {
   const Problem& p = *at.problem;
   if (IsConverted(p.element, travel_)) {
+    const SeenRows seen(p, call.mask_bits, call.bias);
     SetExponents(parts, [&](Part& part) {
-      part.exponents.q = ExponentIn(p, part, QueryRows(p), true, call.q) - ScoreBits(p);
-      part.exponents.k = ExponentIn(p, part, KeyRows(p), false, call.k) - ScoreBits(p);
-      part.exponents.kept_v = ExponentIn(p, part, ValueRows(p), false, call.v);
+      part.exponents.q = ExponentIn(p, part, QueryRows(p), true, call.q, seen) - ScoreBits(p);
+      part.exponents.k = ExponentIn(p, part, KeyRows(p), false, call.k, seen) - ScoreBits(p);
+      part.exponents.kept_v = ExponentIn(p, part, ValueRows(p), false, call.v, seen);
       part.exponents.v = part.exponents.kept_v - value_bits;
     });
   }
@@ -302,9 +333,10 @@ absl::Status Transfer::ScoresIn(const CallLayout& at, const ForwardCall& call,
   const Problem& p = *at.problem;
   BeginCall(at, call.workspace);
   if (IsConverted(p.element, travel_)) {
+    const SeenRows seen(p, call.mask_bits, call.bias);
     for (Part& part : parts) {
-      part.exponents.q = ExponentIn(p, part, QueryRows(p), true, call.q) - kWideBits;
-      part.exponents.k = ExponentIn(p, part, KeyRows(p), false, call.k) - kWideBits;
+      part.exponents.q = ExponentIn(p, part, QueryRows(p), true, call.q, seen) - kWideBits;
+      part.exponents.k = ExponentIn(p, part, KeyRows(p), false, call.k, seen) - kWideBits;
     }
   }
   const std::vector<int> q = ExponentsOf(parts, [](const Exponents& e) { return e.q; });
@@ -335,8 +367,10 @@ absl::Status Transfer::In(const CallLayout& at, const BackwardCall& call, absl::
   BeginCall(at, call.workspace);
   if (call.residual == nullptr) RETURN_IF_ERROR(ForwardIn(at, call, parts));
   if (IsConverted(p.element, travel_)) {
+    // Beside a residual the bool mask and the bias are on the device, and bits are to be the same.
+    const SeenRows seen(p, nullptr, nullptr);
     SetExponents(parts, [&](Part& part) {
-      part.exponents.d_o = ExponentIn(p, part, OutputRows(p), true, call.d_o) - kWideBits;
+      part.exponents.d_o = ExponentIn(p, part, OutputRows(p), true, call.d_o, seen) - kWideBits;
     });
   }
   std::vector<int> d_o = ExponentsOf(parts, [](const Exponents& e) { return e.d_o; });

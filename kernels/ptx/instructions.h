@@ -49,12 +49,6 @@ ATTN_PTX float HighHalf(uint32_t word) {
   asm("cvt.f32.f16 %0,%1;" : "=f"(value) : "h"(b));
   return value;
 }
-// Of two pairs of float16, to nearest.
-ATTN_PTX uint32_t MultiplyHalves(uint32_t a, uint32_t b) {
-  uint32_t y;
-  asm("mul.rn.f16x2 %0,%1,%2;" : "=r"(y) : "r"(a), "r"(b));
-  return y;
-}
 ATTN_PTX uint32_t FloatBits(float value) { return __float_as_uint(value); }
 ATTN_PTX float BitsFloat(uint32_t bits) { return __uint_as_float(bits); }
 
@@ -160,6 +154,7 @@ ATTN_PTX void BarrierArrive(int id, int count) {
 }
 
 // ---- Shared memory. Addresses aligned to the access.
+ATTN_PTX uint32_t LoadShared16(const void* p) { return *static_cast<const uint16_t*>(p); }
 ATTN_PTX uint32_t LoadShared32(const void* p) { return *static_cast<const uint32_t*>(p); }
 ATTN_PTX float LoadSharedFloat(const void* p) { return *static_cast<const float*>(p); }
 ATTN_PTX uint2 LoadShared64(const void* p) { return *static_cast<const uint2*>(p); }

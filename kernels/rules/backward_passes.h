@@ -9,6 +9,7 @@
 #include "kernels/rules/non_finite_rows.h"
 #include "kernels/rules/online_softmax.h"
 #include "kernels/rules/row_math.h"
+#include "kernels/rules/seen_keys.h"
 
 namespace attnd {
 
@@ -25,11 +26,10 @@ struct FloatSums {
   static constexpr bool kFixedPoint = false;
 };
 
-// dQ as integers, whose sum does not depend on the order. For dQ's product alone, a row of dS in
-// float16 is multiplied by a power of two of its own and K by one of the KV head's, such that
-// products are in units of one. Since a row of P sums to 1,
-//   |Σ_j dS·2^row| ≤ (Z·‖dO‖·max‖V‖ + |delta|)·2^row < 2^16
-//   |K|·2^key < 2^(bits − 16)
+// dQ as integers, whose sum does not depend on the order. A block's share of a row of dQ is
+// multiplied by a power of two of the row's, such that sums are in units of one. Since a row of P
+// sums to 1, and over the keys that the row sees,
+//   |Σ_j dS·K| ≤ (Z·‖dO‖·max‖V‖ + |delta|)·max|K| < 2^(bits − row)
 // and with 30 bits a rounding costs 2^-31 of the row's bound, little beside the errors of dP and
 // delta. Not so where dropout, softcap, zero_rest or a sink may leave a row a tiny part of its
 // bound: there a second integer sums what the first one's rounding left, in units 2^-RestBits.
@@ -38,38 +38,32 @@ struct FloatSums {
 // at most 1/2, or 2^-22 of a sum beyond 2^22 (sm90's, whose sizes add up to 2^30): at most
 // n/2 + 2^8 in all, and that is less than 2^(31 − RestBits).
 // What is not finite is marked (dq_non_finite).
+//
+// Why the unit is a row's: a head's, over all of its keys, let numbers that a row does not see (of
+// padding, of later rows) turn its dQ into noise. The seen ones cost nothing to find (seen_keys.h).
 struct FixedPoint {
-  // 2^row times what GradientExponent's power of two will be; DeltaKernel stores it.
-  ATTN_HD static float OfRow(const ProblemDesc& p, const uint32_t* bounds, float norm,
-                             float delta) {
-    const float value = SquareRoot(ptx::BitsFloat(ptx::LoadConstant32(bounds + kValueBound)));
-    const float bound = ptx::Fma(norm, value * p.dropout_scale, delta < 0 ? -delta : delta);
-    return PowerOfTwo(MinInt(15 - Exponent(bound), 80));
+  // 2^row, of what the row sees; DeltaKernel stores it.
+  ATTN_HD static float OfRow(const ProblemDesc& p, float bound, uint32_t seen) {
+    const int row = p.dq_bits - 2 - FloatExponent(bound) - KeySize::KeyExponent(seen);
+    return PowerOfTwo(row < -126 ? -126 : row > 126 ? 126 : row);
   }
-  // 2^row, at least a half; float16 ends at 2^15.
+  // What a row's sums of dS·2^gain are multiplied by.
   ATTN_HD static float RowFactor(float of_row, float ungain) {
-    return -ptx::Max(-of_row * ungain, -32768.0f);
-  }
-  ATTN_HD static int KeyExponent(const ProblemDesc& p, const uint32_t* bounds) {
-    const float key = ptx::BitsFloat(ptx::LoadConstant32(bounds + kKeyBound));
-    return MinInt(p.dq_bits - 17 - Exponent(key), 60);
+    return -ptx::Max(-of_row * ungain, -0x1p126f);
   }
   ATTN_HD static int RestBits(int keys) {
     const int tiles = keys / kFewestKeys + 1;  // at most
-    return 31 - Exponent(static_cast<float>(tiles + 512));
+    return 31 - FloatExponent(static_cast<float>(tiles + 512));
   }
   static constexpr int kFewestKeys = 32;  // of backward's tiles
   // Whether a row of dQ may be so small a part of its bound that it needs a second integer, where
   // rows choose. o is the sum of p·z·v, so max‖V‖·Σpz is at least ‖o‖: unless o is small, dS and
   // the errors that it has anyway are no small part of their bound. Softcap's slope may be.
-  ATTN_HD static bool NeedsRest(const ProblemDesc& p, const uint32_t* bounds, float squared_o) {
-    const float squared_v = ptx::BitsFloat(ptx::LoadConstant32(bounds + kValueBound));
-    return p.softcap != 0 || !(squared_o >= squared_v * kSmallOutput * kSmallOutput);
+  ATTN_HD static bool NeedsRest(const ProblemDesc& p, float norm_of_v, float squared_o) {
+    const float small = norm_of_v * kSmallOutput;
+    return p.softcap != 0 || !(squared_o >= small * small);
   }
   static constexpr float kSmallOutput = 0x1p-10f;
-  ATTN_HD static int Exponent(float x) {
-    return static_cast<int>(ptx::FloatBits(x) >> 23 & 255u) - 127;
-  }
 };
 
 // Bits of one row of dQ whose sums are not finite: one for each column.
@@ -79,85 +73,94 @@ ATTN_HD uint32_t* DqNonFinite(const ProblemDesc& p, int batch, int head, int row
          int64_t{row} * (kHeadDim / 32);
 }
 
-// max‖V‖ and max|K| of the keys that some row sees. The tiles of a KV head's query heads share its
-// keys: 64 at a time, four lanes a key.
+// How large K and V of each key are (KeySize). The tiles of a KV head's query heads share its keys:
+// 64 at a time, four lanes a key.
 template <class Element>
 struct KeyBoundsKernel {
   using RowMath = attnd::RowMath<Element>;
   static constexpr int kThreads = 256;
-  using Bounds = BlockBounds<kValueBound, 2>;
   struct Shared {
-    typename Bounds::Shared bounds;
     Descriptors descriptors;
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    Bounds bounds(at.thread, shared.bounds);
     KeptDescriptors descriptors(shared.descriptors);
     ForTilesOf(params, at, [&](const TileWork& tile) {
       const Descriptors& of = descriptors.Of(params, tile, at.thread, kThreads);
-      Widen(of.problem, of.sequence, tile, at.thread, bounds);
+      Measure(of.problem, of.sequence, tile, at.thread);
     });
-    bounds.Close();
   }
 
  private:
-  ATTN_HD static void Widen(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
-                            int thread, Bounds& bounds) {
+  ATTN_HD static void Measure(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
+                              int thread) {
     const int kv_head = tile.head / p.group, blocks = static_cast<int>(DqBlocks(s.q_len));
-    // Sums of floats have no use for max|K|.
-    const int k_chunks = p.dq_bits == 0 ? 0 : p.qk_chunks;
     const int share = (tile.head - kv_head * p.group) * blocks + tile.tile;
-    bounds.Open(GradientBounds(p, tile.batch, kv_head));
+    const KeySizes sizes(p, tile.batch, kv_head);
     for (int first = share * kDqBlockRows; first < s.kv_len;
          first += p.group * blocks * kDqBlockRows) {
       const int key = first + (thread >> 2);
-      float norm = 0, largest = 0;
-      if (key < s.kv_len && IsSeen(p, s, tile.batch, kv_head, key)) {
-        const int64_t at_key = int64_t{s.kv_begin} + key;
-        ForQuarters(RowOf(p.v, s.batch, kv_head, at_key), p.v_chunks,
-                    RowOf(p.k, s.batch, kv_head, at_key), k_chunks, thread,
-                    [&](uint4 of_v, uint4 of_k) {
-                      norm += RowMath::Norm(of_v);
-                      largest = ptx::Max(largest, RowMath::Max(of_k));
-                    });
-        if (!(norm < Infinity()) || !(largest < Infinity())) {  // once more, of what is finite
-          norm = largest = 0;
-          ForQuarters(RowOf(p.v, s.batch, kv_head, at_key), p.v_chunks,
-                      RowOf(p.k, s.batch, kv_head, at_key), k_chunks, thread,
-                      [&](uint4 of_v, uint4 of_k) {
-                        norm += RowMath::FiniteNorm(of_v);
-                        largest = ptx::Max(largest, RowMath::FiniteMax(of_k));
-                      });
-        }
+      const uint32_t size = SizeOf(p, s, kv_head, key, thread);
+      uint32_t of_group = size;
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) {
+        of_group = KeySize::Max(of_group, ptx::ShuffleXor(of_group, mask));
       }
-      bounds.Widen(kValueBound, RowMath::SumOfQuad(norm));
-      bounds.Widen(kKeyBound, largest);
+      if (key >= s.kv_len) continue;
+      if ((thread & 3) == 0) ptx::StoreGlobal32(sizes.keys + key, size);
+      if ((thread & 31) == 0) ptx::StoreGlobal32(sizes.groups + key / kKeyGroup, of_group);
     }
   }
-  // By some row of a query head that shares the key. A bias of −infinity hides nothing here.
-  ATTN_HD static bool IsSeen(const ProblemDesc& p, const SequenceDesc& s, int batch, int kv_head,
-                             int key) {
-    const Range rows = RowsThatSee(VisibilityOf(s), key, key + 1);
-    if (p.tile_lists.lines == nullptr) return rows.begin < rows.end;
-    for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head) {
-      if (IsShown(p.tile_lists, batch, head, key, rows.begin, rows.end)) return true;
+  // By whole warps, four lanes a key; 0 beyond the last.
+  ATTN_HD static uint32_t SizeOf(const ProblemDesc& p, const SequenceDesc& s, int kv_head, int key,
+                                 int thread) {
+    const bool exists = key < s.kv_len;
+    const int64_t at_key = int64_t{s.kv_begin} + (exists ? key : 0);
+    const char* const v = RowOf(p.v, s.batch, kv_head, at_key);
+    const char* const k = RowOf(p.k, s.batch, kv_head, at_key);
+    // Sums of floats have no use for max|K|.
+    const int v_chunks = exists ? p.v_chunks : 0;
+    const int k_chunks = exists && p.dq_bits != 0 ? p.qk_chunks : 0;
+    float norm = 0, of_v = 1, of_k = 0;
+    ForQuarters(v, v_chunks, k, k_chunks, thread, [&](uint4 chunk_v, uint4 chunk_k) {
+      norm += RowMath::Norm(chunk_v);
+      of_k = ptx::Max(of_k, RowMath::Max(chunk_k));
+    });
+    float sum = RowMath::SumOfQuad(norm);
+    of_k = MaxOfQuad(of_k);
+    if (ptx::VoteAny(exists && (!KeySize::IsSafe(sum) || !(of_k < Infinity())))) {
+      // Once more, of what is finite, and of V also the largest.
+      norm = of_v = of_k = 0;
+      ForQuarters(v, v_chunks, k, k_chunks, thread, [&](uint4 chunk_v, uint4 chunk_k) {
+        norm += RowMath::FiniteNorm(chunk_v);
+        of_v = ptx::Max(of_v, RowMath::FiniteMax(chunk_v));
+        of_k = ptx::Max(of_k, RowMath::FiniteMax(chunk_k));
+      });
+      sum = RowMath::SumOfQuad(norm);
+      of_v = MaxOfQuad(of_v);
+      of_k = MaxOfQuad(of_k);
     }
-    return false;
+    return exists ? KeySize::Of(sum, of_v, of_k) : 0;
+  }
+  ATTN_HD static float MaxOfQuad(float x) {
+    x = ptx::Max(x, ptx::ShuffleXor(x, 1));
+    return ptx::Max(x, ptx::ShuffleXor(x, 2));
   }
 };
 
 // What belongs to a row: delta = rowsum(dO∘O) − dlse, the stabiliser of P and the factor of dQ; 64
-// rows of a query head, four lanes a row. Also max‖dO‖ and max|delta| of the KV head, and whether
-// it has rows that are not finite (non_finite_rows.h). Where rows choose whether they have second
-// integers, zeros for those of a block in which one does.
+// rows of a query head, four lanes a row. Also the gain of these rows, of the KV head the highest
+// and the lowest, and whether it has rows that are not finite (non_finite_rows.h). Where rows
+// choose whether they have second integers, zeros for those of a block in which one does.
 template <class Element, class Rounding>
 struct DeltaKernel {
   using RowMath = attnd::RowMath<Element>;
   static constexpr int kThreads = 256;
-  using Bounds = BlockBounds<kOutputGradientBound, 3>;
+  using Bounds = BlockBounds<kNonFiniteRows, 3>;
   struct Shared {
     typename Bounds::Shared bounds;
+    SeenKeys::Shared seen;
+    float largest[8];       // bound of each warp's rows
     uint32_t has_rests[8];  // of each warp's rows
     Descriptors descriptors;
   };
@@ -175,17 +178,17 @@ struct DeltaKernel {
  private:
   ATTN_HD static void RunTile(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
                               int thread, Bounds& bounds, Shared& shared) {
-    uint32_t* of_head = GradientBounds(p, tile.batch, tile.head / p.group);
-    bounds.Open(of_head);
+    bounds.Open(GradientBounds(p, tile.batch, tile.head / p.group));
     const int row = tile.tile * kDqBlockRows + (thread >> 2);
     const bool exists = row < s.q_len;
     const int64_t at_row = int64_t{s.q_begin} + (exists ? row : 0);
     const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + at_row;
     const int chunks = exists ? p.v_chunks : 0;
     // Under way before the rows, which are waited for.
-    float lse = 0, d_lse = 0;
+    float lse = -Infinity(), d_lse = 0;
     ptx::LoadConstantFloatIf(lse, p.lse + index, exists);
     ptx::LoadConstantFloatIf(d_lse, p.d_lse + index, p.d_lse != nullptr);
+    const uint32_t seen = SeenKeys(p, s, tile, thread).OfRow(shared.seen);
     float sum = 0, norm = 0, norm_of_o = 0;
     const char* o = RowOf(p.o, s.batch, tile.head, at_row);
     const char* d_o = RowOf(p.d_o, s.batch, tile.head, at_row);
@@ -203,23 +206,54 @@ struct DeltaKernel {
     if (p.d_lse != nullptr) sum -= d_lse;
     norm = RowMath::SumOfQuad(norm);
     norm_of_o = RowMath::SumOfQuad(norm_of_o);
-    const bool has_rest = p.dq_rests_by_row && exists && lse != -Infinity() &&
-                          FixedPoint::NeedsRest(p, of_head, norm_of_o);
+    const bool sees = lse != -Infinity();  // else dS is 0, whatever dO is
+    const float norm_of_v = KeySize::NormOf(seen);
+    const float size = sum < 0 ? -sum : sum;
+    const float bound = BoundOf(p, norm, norm_of_v, size);
+    const bool has_rest =
+        p.dq_rests_by_row && sees && FixedPoint::NeedsRest(p, norm_of_v, norm_of_o);
     if (exists && (thread & 3) == 0) {
       ptx::StoreGlobalFloat(p.delta + index, sum);
-      const float factor = FixedPoint::OfRow(p, of_head, SquareRoot(norm), sum);
+      const float factor = FixedPoint::OfRow(p, bound, seen);
       ptx::StoreGlobalFloat(p.dq_factor + index, has_rest ? -factor : factor);
       ptx::StoreGlobalFloat(p.stabilizer + index, StabilizerOf(lse));
     }
-    const float size = sum < 0 ? -sum : sum;
     bool non_finite = exists && (lse != lse || !(size < Infinity()));
     if (exists && MayHideInfinities(p, lse)) {
       non_finite |= !IsFinite(RowOf(p.q, s.batch, tile.head, at_row), p.qk_chunks, thread);
     }
-    bounds.Widen(kOutputGradientBound, norm);
-    bounds.Widen(kDeltaBound, exists && size < Infinity() ? size : 0);
     bounds.Widen(kNonFiniteRows, non_finite ? 1.0f : 0.0f);
+    SetGain(p, tile, thread, sees ? bound : 0, bounds, shared);
     if (p.dq_rests_by_row) ClearRests(p, tile, thread, has_rest, shared);
+  }
+  // Of |dS|. The least norm is for squares that float32 does not hold.
+  ATTN_HD static float BoundOf(const ProblemDesc& p, float squared_norm, float norm_of_v,
+                               float size_of_delta) {
+    const float delta = size_of_delta < Infinity() ? size_of_delta : 0;
+    if (squared_norm == 0 || norm_of_v == 0) return delta;
+    const float norm = SquareRoot(ptx::Max(squared_norm, 0x1p-118f));
+    return ptx::Fma(norm, norm_of_v * p.dropout_scale, delta);
+  }
+  // Of the tile's rows; `bound`: of the thread's. By all threads.
+  ATTN_HD static void SetGain(const ProblemDesc& p, const TileWork& tile, int thread, float bound,
+                              Bounds& bounds, Shared& shared) {
+#pragma unroll
+    for (int mask = 4; mask < 32; mask *= 2) bound = ptx::Max(bound, ptx::ShuffleXor(bound, mask));
+    ptx::SyncThreads();  // the tile before is done
+    if ((thread & 31) == 0) ptx::StoreSharedFloat(&shared.largest[thread >> 5], bound);
+    ptx::SyncThreads();
+    bound = ptx::LoadSharedFloat(&shared.largest[thread & 7]);
+#pragma unroll
+    for (int mask = 1; mask < 8; mask *= 2) bound = ptx::Max(bound, ptx::ShuffleXor(bound, mask));
+    const int gain = GainOf(bound * Rounding::kMargin);
+    if (gain != kNoGain) {
+      bounds.Widen(kHighestGain, kGainZero + static_cast<float>(gain));
+      bounds.Widen(kLowestGain, kGainZero - static_cast<float>(gain));
+    }
+    if (thread == 0) {
+      ptx::StoreGlobal32(GainsOfHead(p, tile.batch, tile.head) + tile.tile,
+                         static_cast<uint32_t>(gain));
+    }
   }
   // By all threads.
   ATTN_HD static void ClearRests(const ProblemDesc& p, const TileWork& tile, int thread,

@@ -82,16 +82,6 @@ struct MaskWordOf<kLanesOfSm80> {
   ATTN_HD static constexpr int BitOf(int x, int y) {
     return (x >> 3 & 3) << 3 | (y >> 3 & 3) << 1 | (y & 1);
   }
-  template <class Word>
-  ATTN_HD static uint32_t AlongY(int x, const Word& word) {
-    uint32_t all = 0;
-    for (int y = 0; y < 8; y += 2) {
-      const uint32_t bits = word(y) >> BitOf(x, 0);
-      all |= ((bits & 3) | (bits >> 2 & 3) << 8 | (bits >> 4 & 3) << 16 | (bits >> 6 & 3) << 24)
-             << y;
-    }
-    return all;
-  }
   template <class Row>
   ATTN_HD static uint32_t FromRows(int lane, const Row& row) {
     uint32_t word = 0;
@@ -122,11 +112,6 @@ struct MaskWord {
   ATTN_HD static uint32_t FromColumns(LaneOrder order, int lane, const Row& row) {
     return order == kLanesOfSm80 ? MaskWordOf<kLanesOfSm80>::FromColumns(lane, row)
                                  : MaskWordOf<kLanesOfSm70>::FromColumns(lane, row);
-  }
-  template <class Word>
-  ATTN_HD static uint32_t AlongY(LaneOrder order, int x, const Word& word) {
-    return order == kLanesOfSm80 ? MaskWordOf<kLanesOfSm80>::AlongY(x, word)
-                                 : MaskWordOf<kLanesOfSm70>::AlongY(x, word);
   }
   ATTN_HD static int LaneOf(LaneOrder order, int x, int y) {
     return order == kLanesOfSm80 ? MaskWordOf<kLanesOfSm80>::LaneOf(x, y)

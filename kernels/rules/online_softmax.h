@@ -22,7 +22,7 @@ inline constexpr float kTruncationLoss = 3.52e-4f;
 inline constexpr float kTruncationBias = 5.077e-4f;  // log2(1 + kTruncationLoss)
 
 // How P and dS become 16-bit numbers. kMargin: what keeps dS below the
-// numbers that become infinite (GradientExponent).
+// numbers that become infinite (GainOf).
 struct TruncatedP {
   static constexpr float kLoss = kTruncationLoss, kBias = kTruncationBias;
   static constexpr float kMargin = 1;

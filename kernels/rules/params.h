@@ -153,13 +153,17 @@ struct ProblemDesc {
     int32_t d_v_exponent, kept_v_exponent;
   };
   uint32_t* gradient_bounds;  // workspace, zeroed: see kernels/rules/gradient_scale.h
-  float* stabilizer;  // … lse in units of log2 less P's gain, ∞ where no key is visible, …
-  float* dq_factor;   // … and the power of two of a row's dQ in fixed point, or its negative
+  int32_t* gains;             // … and the gain of each 64 rows: (b·q_heads + h)·gains_head + n
+  int64_t gains_head;
+  uint32_t* key_sizes;  // workspace: what KeyBounds finds of each key (seen_keys.h)
+  int64_t most_keys;    // of a sequence, a multiple of kKeyGroup
+  float* stabilizer;    // … lse in units of log2 less P's gain, ∞ where no key is visible, …
+  float* dq_factor;     // … and the power of two of a row's dQ in fixed point, or its negative
   TileLists tile_lists;
   MaskBits mask;
   const TensorMap* maps;  // MapOf; null where the kernels load rows
 };
-inline constexpr int32_t kGradientBoundWords = 7;  // per (b, KV head)
+inline constexpr int32_t kGradientBoundWords = 5;  // per (b, KV head)
 
 // dQ is summed in blocks of 64 queries, each of 64·PaddedColumns numbers; block n of (b, h) starts
 // at dq_sums + (b·q_heads + h)·dq_head + n·64·PaddedColumns. b counts entries or sequences.
@@ -170,6 +174,11 @@ ATTN_HD constexpr int64_t DqBlocks(int64_t q_len) {
 // Columns of a row in backward's shared memory and in dQ's sums.
 ATTN_HD constexpr int32_t PaddedColumns(int32_t tile_head_dim) {
   return tile_head_dim <= 64 ? 64 : tile_head_dim <= 128 ? 128 : 256;
+}
+// Words a KV head in key_sizes: one a key and one for kKeyGroup neighbours.
+inline constexpr int32_t kKeyGroup = 8;
+ATTN_HD constexpr int64_t KeySizeWords(int64_t most_keys) {
+  return most_keys + most_keys / kKeyGroup;
 }
 ATTN_HD constexpr int64_t DqSumFloats(int64_t q_len, int32_t tile_head_dim) {
   return DqBlocks(q_len) * kDqBlockRows * PaddedColumns(tile_head_dim);

@@ -13,14 +13,17 @@ struct DqHead {
   const ProblemDesc& p;
   const SequenceDesc& s;
   const TileWork& tile;
-  int gain, key_exponent, rest_bits;
+  int gain, rest_bits;
   ATTN_HD DqHead(const LaunchParams& params, const TileWork& of)
       : p(params.problems[of.problem]),
         s(p.sequences[of.batch]),
         tile(of),
-        gain(GradientExponent(p, of.batch, of.head / p.group, Rounding::kMargin)),
-        key_exponent(FixedPoint::KeyExponent(p, GradientBounds(p, of.batch, of.head / p.group))),
+        gain(TileGain(p, of)),
         rest_bits(FixedPoint::RestBits(s.kv_len)) {}
+  ATTN_HD static int TileGain(const ProblemDesc& p, const TileWork& of) {
+    const int gain = GainOfTile(p, of.batch, of.head, of.tile);
+    return gain == kNoGain ? 0 : gain;
+  }
   // Of a row of the block.
   ATTN_HD float FactorOf(int row) const {
     const int64_t index =
@@ -31,7 +34,7 @@ struct DqHead {
   ATTN_HD int SumExponent(float of_row) const {
     if constexpr (!DqSums::kFixedPoint) return gain;
     const float factor = FixedPoint::RowFactor(ptx::Absolute(of_row), PowerOfTwo(-gain));
-    return gain + FixedPoint::Exponent(factor) + key_exponent;
+    return gain + FloatExponent(factor);
   }
   // Bits of 32 columns of a row whose sums are not finite.
   ATTN_HD uint32_t MarksOf(int row, int word) const {

@@ -37,43 +37,6 @@ ATTN_HD uint32_t FirstListed(const uint32_t* tiles, uint32_t begin, uint32_t end
   return begin;
 }
 
-// Which of 64 rows or fewer a bitmap shows `key` of its tile, lists by keys: bit n is row n.
-ATTN_HD uint64_t RowsOfKey(const uint32_t* bitmap, int key, const TileLists& lists) {
-  uint64_t rows = 0;
-  for (int row = 0; row < lists.tile_rows; row += kMaskSquare) {
-    const uint32_t* square = bitmap + SquareOf(row, key, lists.tile_keys);
-    const auto word = [&](int y) {
-      return ptx::LoadConstant32(square + MaskWord::LaneOf(lists.lanes, key, y));
-    };
-    rows |= uint64_t{MaskWord::AlongY(lists.lanes, key, word)} << row;
-  }
-  return rows;
-}
-// Whether some row of [begin, end) of (b, h) sees `key`; lists by keys. Stops at the first.
-ATTN_HD bool IsShown(const TileLists& lists, int batch, int head, int key, int begin, int end) {
-  if (begin >= end) return false;
-  const int size = lists.tile_rows;
-  const MaskLine line = LineOf(lists, batch, head, key / lists.tile_keys);
-  const bool holds_for_all = lists.line_tiles == 1;
-  uint32_t at =
-      holds_for_all ? line.begin : FirstListed(lists.tiles, line.begin, line.end, begin / size);
-  for (; at < line.end; ++at) {
-    const uint32_t listed = ptx::LoadConstant32(lists.tiles + at);
-    const int tile = holds_for_all ? begin / size : static_cast<int>(listed & kListedTileMask);
-    const int first = tile * size;
-    if (first >= end) return false;
-    const uint32_t number = listed >> kListedTileBits;
-    if (number == 0) return true;
-    const uint32_t* bitmap =
-        lists.bitmaps + (int64_t{line.bitmap} + number - 1) * BitmapWords(size, lists.tile_keys);
-    const uint64_t rows = RowsOfKey(bitmap, key % lists.tile_keys, lists);
-    const uint64_t from = begin > first ? ~uint64_t{0} << (begin - first) : ~uint64_t{0};
-    const uint64_t up_to = end - first < 64 ? ~(~uint64_t{0} << (end - first)) : ~uint64_t{0};
-    if (rows & from & up_to) return true;
-  }
-  return false;
-}
-
 // What one (b, h) sees, place by place; those of one tile come cheaper one after another.
 class MaskLookup {
  public:

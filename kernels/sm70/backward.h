@@ -59,6 +59,8 @@ struct BackwardKernel {
   static constexpr int kGroups = kStepRows / kGroupRows;
   static constexpr int kRoundRows = kSmall ? kStepRows : kDqBlockRows;
   static constexpr int kRoundSteps = kRoundRows / kStepRows;
+  // From dQ that the last warp still adds to the step that the first one brings.
+  static constexpr int kFactorRounds = kSmall ? 3 : kRoundSteps < 4 ? 4 : 2;
   static constexpr int kSlots = !kSmall       ? 3
                                 : kSharesRows ? 2
                                               : 1,
@@ -105,7 +107,13 @@ struct BackwardKernel {
   ATTN_HD static constexpr int DqChunk(int chunk) {
     return kSharesRows ? 2 + (chunk & 1) + (chunk & 2) * 2 : chunk;
   }
+  static constexpr int kShiftOfP = kProbabilityShift;
+  ATTN_HD static float ScoreMultiplier(const ProblemDesc& p) { return Rule::Multiplier(p); }
+  ATTN_HD static float GradientMultiplier(const ProblemDesc& p) {
+    return PowerOfTwo(-kShiftOfP) * DropoutPolicy::Factor(p);
+  }
   using Slot = StepSlot<kPairBytes, kStepRows>;
+  static constexpr int kScalesAt = kPairBytes + 2 * kStepRows * 4;  // in a slot
   static constexpr int kSlotBytes = sizeof(Slot);
   struct alignas(128) Shared {
     uint4 k[kKeys * kChunks];  // and dS, where rows share lines
@@ -115,8 +123,10 @@ struct BackwardKernel {
     uint4 partial[kSplit == 1 ? 1 : 8 * 64];                // a warp's half of scores
     uint4 slopes[kSplit == 1 ? 1 : 8 * (kHandBytes / 16)];  // softcap's derivative, placed as P
     Descriptors descriptors;
+    // Of rows of the last steps, what their dQ is multiplied by: upper halves of powers of two.
+    uint16_t factors[kFixedPoint ? kFactorRounds : 1][kRoundRows];
     float watch;     // 0; NaN where sums of dQ have a second integer
-    int exponent;    // of two, by which dS is multiplied: GradientExponent
+    int exponent;    // of two, by which dS of the last step was multiplied
     int left_out;    // whether K held an infinity or NaN
     int non_finite;  // whether rows of Q or dO may (rules/non_finite_rows.h); not of listed visits
     typename Visits::Ring visits;
@@ -130,8 +140,6 @@ struct BackwardKernel {
     const SequenceDesc& sequence;
     int batch, kv_head, first_key;
     Visits visits;
-    float row_gain[kVectorPasses];  // of the numbers of a row that this thread brings
-    float multiplier;               // of the raw products of this role
     int thread;
     int role;  // 0: P and dV, 1: dS and dK; by a vote, so that the compiler
                // knows warps do not part
@@ -145,6 +153,10 @@ struct BackwardKernel {
     }
   };
 
+  ATTN_HD static void PutFactor(Shared& shared, int step, int row, float factor) {
+    uint16_t* of_step = shared.factors[0] + step % (kFactorRounds * kRoundSteps) * kStepRows;
+    ptx::StoreShared16(of_step + row, ptx::FloatBits(factor) >> 16);
+  }
   ATTN_HD static char* At(void* base, int offset) { return static_cast<char*>(base) + offset; }
   ATTN_HD static const char* At(const void* base, int offset) {
     return static_cast<const char*>(base) + offset;
@@ -157,7 +169,6 @@ struct BackwardKernel {
     int row;          // what belongs to the query of the lane's first column, in a slot
     int hand;         // of P, within a step's
     int ds;           // of dS: key OperandRow of tile 0, chunk of its column half
-    int factor;       // of its first query, in a slot
     int dq_ds, dq_k;  // QueryGradient's operands: dS by columns, K by rows
     ATTN_HD explicit Places(const Work& work) {
       const Lane lane = work.lane;
@@ -180,7 +191,6 @@ struct BackwardKernel {
       row = ptx::Keep(kPairBytes + (work.role * kStepRows + Math::Col(0, lane.index)) * 4);
       hand = ptx::Keep(work.role_warp() * kHandBytes + lane.index * 16);
       ds = ptx::Keep(ChunkOffset(work.warp_key() + lane.OperandRow(), lane.column_half() * 4, 8));
-      factor = ptx::Keep(kPairBytes + 2 * kStepRows * 4 + lane.column_half() * 8);
       const int ds_chunk = lane.row_half() * 4 + (kSmall ? 0 : work.role * 2) + lane.upper();
       const int dq_key = kPairsKeys ? lane.quad() | lane.column_half() << 2 : lane.quad();
       dq_ds = ptx::Keep(ChunkOffset(dq_key, ds_chunk, 8));
@@ -215,29 +225,10 @@ struct BackwardKernel {
     // Under way while the rest is worked out.
     KeyRows<BackwardKernel> keys;
     keys.Fetch(problem, sequence, tile.head, first_key, at.thread);
-    const int exponent = GradientExponent(problem, tile.batch, tile.head, TruncatedP::kMargin);
-    if (at.thread == 0) ptx::StoreShared32(&shared.exponent, static_cast<uint32_t>(exponent));
-    const float gain = PowerOfTwo(exponent - kProbabilityShift);
     const int thread = ptx::Keep(at.thread);
-    Work work = {
-        problem,
-        sequence,
-        tile.batch,
-        tile.head,
-        first_key,
-        visits,
-        {},
-        thread >= kThreads / 2 ? gain * DropoutPolicy::Factor(problem) : Rule::Multiplier(problem),
-        thread,
-        ptx::VoteAny(thread >= kThreads / 2),
-        {thread & 31}};
-#pragma unroll
-    for (int n = 0; n < kVectorPasses; ++n) {
-      const int at_thread = thread + n * kThreads;
-      work.row_gain[n] = at_thread < kStepRows       ? 1.0f
-                         : at_thread < 2 * kStepRows ? gain
-                                                     : PowerOfTwo(-exponent);
-    }
+    Work work = {problem,      sequence, tile.batch, tile.head,
+                 first_key,    visits,   thread,     ptx::VoteAny(thread >= kThreads / 2),
+                 {thread & 31}};
     Accumulate(work, keys, shared);
   }
 
@@ -249,6 +240,13 @@ struct BackwardKernel {
     for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
       for (int x = 0; x < kWarpDim / 16; ++x) Math::Zero(sums[m][x]);
+    }
+  }
+  ATTN_HD static void Multiply(float factor, Sums& sums) {
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kWarpDim / 16 * 8; ++n) sums[m][n >> 3][n & 7] *= factor;
     }
   }
   // ---- The block's keys. K, then V, are staged where slots and what follows the first will be.
@@ -312,16 +310,11 @@ struct BackwardKernel {
     StepStager<BackwardKernel> stager(work);
     stager.Bring(work);
     stager.Fetch(work);
-    float key_scale = 1.0f;
-    if constexpr (kFixedPoint) {
-      key_scale = PowerOfTwo(FixedPoint::KeyExponent(
-          work.problem, GradientBounds(work.problem, work.batch, work.kv_head)));
-    }
-    if (keys.template Put<DqSums>(work.thread, work.sequence.kv_len - work.first_key, key_scale,
-                                  StagedKeys(shared), At(shared.k, 0))) {
+    if (keys.Put(work.thread, work.sequence.kv_len - work.first_key, StagedKeys(shared),
+                 At(shared.k, 0))) {
       ptx::StoreShared32(&shared.left_out, 1);
     }
-    if (kSlots > 1) stager.Put(work, 0, shared);
+    if (kSlots > 1) stager.Put(work, 0, 0, shared);
     stager.Bring(work);
     ptx::SyncThreads();
     if (kSlots > 1) stager.Fetch(work);
@@ -329,7 +322,7 @@ struct BackwardKernel {
     LoadOperand(work, shared, rA);
     if (kSlots == 1) {
       ptx::SyncThreads();
-      stager.Put(work, 0, shared);
+      stager.Put(work, 0, 0, shared);
       stager.Fetch(work);
     }
     Sums sums;
@@ -349,11 +342,12 @@ struct BackwardKernel {
         step.at.template Advance<kStepRows>(work.visits, here);
         step.place.Bring(work.visits, step.at);
         stager.Bring(work);
-        if (kSlots > 1) stager.Put(work, put, shared);
+        if (kSlots > 1) stager.Put(work, put, round + 1, shared);
         step.Advance();
         put = StepState::NextSlot(put);
-        ptx::SyncThreads();                            // dS is there, and the next step
-        if (kSlots == 1) stager.Put(work, 0, shared);  // of longer rows: a block more an SM
+        ptx::SyncThreads();  // dS is there, and the next step
+        // Of longer rows: a block more an SM.
+        if (kSlots == 1) stager.Put(work, 0, round + 1, shared);
         stager.Fetch(work);
         dq.Add(work, round, places, shared);
         if (kSlots == 1) ptx::SyncThreads();
@@ -375,7 +369,7 @@ struct BackwardKernel {
         }
         step.place.Bring(work.visits, step.at);
         stager.Bring(work);
-        stager.Put(work, put, shared);
+        stager.Put(work, put, round * kRoundSteps + n + 1, shared);
         step.Advance();
         put = StepState::NextSlot(put);
         if (work.role == 0) ptx::SyncThreads();
@@ -415,6 +409,9 @@ struct BackwardKernel {
       if (kStoresPLate ? non_finite : ptx::VoteAny(non_finite)) LeaveOut(work, step, shared);
     }
     const uint32_t mask = Masked(work, step, here);
+    const float2 scales =
+        ptx::LoadSharedFloat2(At(shared.slots, step.slot + kScalesAt + work.role * 8));
+    if (ptx::VoteAny(scales.y != 1)) Multiply(scales.y, sums);  // the gain changes: rare
 #pragma unroll 1
     for (int group = 0; group < kGroups; ++group) {
       const int slot = step.slot + group * kGroupRows * kRowBytes;
@@ -439,7 +436,7 @@ struct BackwardKernel {
         rows[k] = ptx::LoadSharedFloat2(
             At(shared.slots, step.slot + places.row + (group * kGroupRows + k * 8) * 4));
       }
-      Subtract(work.multiplier, rows, rS);
+      Subtract(scales.x, rows, rS);
       uint32_t words[kKeyTiles][4];   // [k step][key], pairs of queries
       uint32_t marked[kKeyTiles][4];  // the same of P, dropped scores by their sign
       if (work.role == 0) {
@@ -454,8 +451,7 @@ struct BackwardKernel {
         MakeDs<DropoutPolicy>(rS, rows, hand, words);
         if (partial || Rule::HasSlope(work.problem)) HideZeros(work, hand, slopes, words);
       }
-      const char* factors = At(shared.slots, step.slot + places.factor + group * kGroupRows * 2);
-      const Left left = {hand, ds, factors};
+      const Left left = {hand, ds};
       AddProduct(work, words, marked, left, shared.slots, slot, places, sums);
     }
   }
@@ -628,11 +624,9 @@ struct BackwardKernel {
       for (int n = 0; n < 4; ++n) words[m][n] &= NonZeroHalves(p[n] & 0x7fff7fffu);
     }
   }
-  // Where a group leaves what others need: P for the second role, dS (with its rows' factors) for
-  // dQ.
+  // Where a group leaves what others need: P for the second role, dS for dQ.
   struct Left {
     char *hand, *ds;
-    const char* factors;
   };
   // dV += (P∘Z)ᵀ·dO or dK += dSᵀ·Q. Lanes n and n ^ 2 swap rows and n ^ 4 the other column half's
   // queries, which turns accumulators into an A operand.
@@ -657,8 +651,7 @@ struct BackwardKernel {
     for (int other = 0; other < 2; ++other) {
       // Stored under the products of the first half: 2 % faster than before them.
       if (kStoresPLate && other == 1 && work.role == 0) StoreP(marked, left.hand);
-      if (other == 1 && work.role == 1 && work.half() == 0)
-        StoreDs<DqSums>(a, left.factors, left.ds);
+      if (other == 1 && work.role == 1 && work.half() == 0) StoreDs(a, left.ds);
       const int from = offset + (other ? places.other : places.own);
 #pragma unroll
       for (int k = 0; k < 2; ++k) {

@@ -36,9 +36,9 @@ class QueryGradient {
       if constexpr (kPairsKeys) {
         float sums[1][8];
         AddPairs(work.lane.column_half(), rQ, sums);
-        AddSums(work, part, shared, sums);
+        AddSums(work, round, part, shared, sums);
       } else {
-        AddSums(work, part, shared, rQ);
+        AddSums(work, round, part, shared, rQ);
       }
     }
     to_ += Dq::kBlockFloats;
@@ -147,10 +147,16 @@ class QueryGradient {
     }
   }
 
-  ATTN_HD void AddSums(const Work& work, int part, const Shared& shared,
-                       const float (&rQ)[kSums / 8][8]) const {
+  ATTN_HD void AddSums(const Work& work, int round, int part, const Shared& shared,
+                       float (&rQ)[kSums / 8][8]) const {
     float* to = to_ + part * kPartFloats;
     if constexpr (Kernel::kFixedPoint) {
+      const uint16_t* factors = shared.factors[round % Kernel::kFactorRounds];
+      const SumsAt at(work, 0, part);  // as if the round began with row 0
+#pragma unroll
+      for (int n = 0; n < kSums; ++n) {
+        rQ[n >> 3][n & 7] *= ptx::BitsFloat(ptx::LoadShared16(factors + at.Query(n)) << 16);
+      }
       AddFixedPoint(work, part, to, shared, rQ);
     } else {
 #pragma unroll

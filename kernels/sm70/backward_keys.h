@@ -29,10 +29,9 @@ class KeyRows {
                              chunk < p.v_chunks);
     }
   }
-  // K, then V, to `staged`; to `for_dq` K times `scale`, where rows from `existing` on, infinities
-  // and NaN are zero. Returns whether this thread met one of the latter.
-  template <class DqSums>
-  ATTN_HD bool Put(int thread, int existing, float scale, char* staged, char* for_dq) const {
+  // K, then V, to `staged`; to `for_dq` K, where rows from `existing` on, infinities and NaN are
+  // zero. Returns whether this thread met one of the latter.
+  ATTN_HD bool Put(int thread, int existing, char* staged, char* for_dq) const {
     uint32_t met = 0;
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
@@ -42,7 +41,7 @@ class KeyRows {
       ptx::StoreShared128(staged + Kernel::Second(place, kKeys), v_[n]);
       const uint4 words = row < existing ? Finite(k_[n], met) : make_uint4(0, 0, 0, 0);
       ptx::StoreShared128(for_dq + ChunkOffset(row, Kernel::DqChunk(chunk), Kernel::kChunks),
-                          DqSums::kFixedPoint ? Scaled(words, scale) : words);
+                          words);
     }
     return met != 0;
   }
@@ -54,14 +53,6 @@ class KeyRows {
     const uint4 bad = NonFiniteHalves(words);
     met |= bad.x | bad.y | bad.z | bad.w;
     return make_uint4(words.x & ~bad.x, words.y & ~bad.y, words.z & ~bad.z, words.w & ~bad.w);
-  }
-  // Keys that no row sees may be larger than the bound: they become 65504.
-  ATTN_HD static uint32_t Scaled(uint32_t word, float scale) {
-    return ptx::PackTruncated(ptx::LowHalf(word) * scale, ptx::HighHalf(word) * scale);
-  }
-  ATTN_HD static uint4 Scaled(uint4 words, float scale) {
-    return make_uint4(Scaled(words.x, scale), Scaled(words.y, scale), Scaled(words.z, scale),
-                      Scaled(words.w, scale));
   }
 
   uint4 k_[kPasses], v_[kPasses];

@@ -76,24 +76,13 @@ ATTN_HD void StoreP(const uint32_t (&marked)[kKeyTiles][4], char* to) {
   }
 }
 // `a`: [key tile][own queries, then the other half's][k step][register]. Own queries of each key
-// are stored, four of either k step, times their rows' factors.
-template <class DqSums, int kKeyTiles>
-ATTN_HD void StoreDs(const uint32_t (&a)[kKeyTiles][2][2][2], const char* factors, char* to) {
-  uint2 first = make_uint2(0, 0), second = first;
-  if constexpr (DqSums::kFixedPoint) {
-    first = ptx::LoadShared64(factors);
-    second = ptx::LoadShared64(factors + 16);
-  }
+// are stored, four of either k step.
+template <int kKeyTiles>
+ATTN_HD void StoreDs(const uint32_t (&a)[kKeyTiles][2][2][2], char* to) {
 #pragma unroll
   for (int m = 0; m < kKeyTiles; ++m) {
     const uint32_t(&own)[2][2] = a[m][0];
-    uint4 words = make_uint4(own[0][0], own[0][1], own[1][0], own[1][1]);
-    if constexpr (DqSums::kFixedPoint) {
-      words = make_uint4(
-          ptx::MultiplyHalves(words.x, first.x), ptx::MultiplyHalves(words.y, first.y),
-          ptx::MultiplyHalves(words.z, second.x), ptx::MultiplyHalves(words.w, second.y));
-    }
-    ptx::StoreShared128(to + m * 16 * 128, words);
+    ptx::StoreShared128(to + m * 16 * 128, make_uint4(own[0][0], own[0][1], own[1][0], own[1][1]));
   }
 }
 

@@ -13,7 +13,8 @@ template <int kPairBytes, int kStepRows>
 struct alignas(128) StepSlot {
   uint4 tiles[kPairBytes / 16];  // Q, then dO
   float rows[2][kStepRows];      // stabiliser of P, then delta·gain
-  uint16_t factors[kStepRows];   // float16: 2^row, see FixedPoint
+  // Of each role: what its raw products are multiplied by, and before them its sums.
+  alignas(16) float scales[2][2];
 };
 
 template <class Kernel>
@@ -26,7 +27,8 @@ struct StepStager {
   static constexpr int kRowsAPass = kThreads / kChunks, kPasses = kStepRows / kRowsAPass;
   static constexpr int kVectors = Kernel::kVectors, kVectorPasses = Kernel::kVectorPasses;
   uint4 q[kPasses], d_o[kPasses];
-  float value[kVectorPasses];  // of one row: stabiliser, delta or factor of dQ
+  float value[kVectorPasses];         // of one row: stabiliser, delta or factor of dQ
+  int next_gain = kNoGain, gain = 0;  // of its tile of rows; of the last step that had one
   const char *from_q, *from_o, *from_rows[kVectorPasses];
   int place;                    // of this thread's chunk in a tile
   int q_pitch, o_pitch;         // bytes from row to row; 0: looked up
@@ -98,6 +100,7 @@ struct StepStager {
     for (int n = 0; n < kVectorPasses; ++n) {
       if (work.thread + n * kThreads < kVectors * kStepRows) FetchRow(work, here.row, n);
     }
+    if (work.thread < kVectors * kStepRows) FetchGain(work, here.row);
     if (at.template Advance<kStepRows>(work.visits, here)) {
       OpenHead(work, at.template Head<kStepRows>(work.visits));
     }
@@ -106,7 +109,16 @@ struct StepStager {
     const int row = first_row + work.thread % kStepRows;
     ptx::LoadConstantFloatIf(value[pass], ptx::Offset(from_rows[pass], row, 4), row < limit);
   }
-  ATTN_HD void Put(const Work& work, int slot, Shared& shared) {
+  ATTN_HD void FetchGain(const Work& work, int row) {
+    const bool exists = row < limit;
+    const int head = exists ? at.template Head<kStepRows>(work.visits) : 0;
+    uint32_t word = kNoGain;
+    ptx::LoadConstant32If(word, GainsOfHead(work.problem, work.batch, head) + row / kDqBlockRows,
+                          exists);
+    next_gain = static_cast<int>(word);
+  }
+  // The n-th step; its factors stay until later steps' take their place (Kernel::PutFactor).
+  ATTN_HD void Put(const Work& work, int slot, int step, Shared& shared) {
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
       const int twist = Twist(n * kRowsAPass) * 16;
@@ -115,20 +127,34 @@ struct StepStager {
       ptx::StoreShared128(Kernel::At(shared.slots, slot + Kernel::Second(to, kStepRows) + rows),
                           d_o[n]);
     }
+    if (work.thread < kVectors * kStepRows) PutScales(work, slot, shared);
 #pragma unroll
     for (int n = 0; n < kVectorPasses; ++n) {
-      if (work.thread + n * kThreads < kVectors * kStepRows) PutRow(work, slot, n, shared);
+      if (work.thread + n * kThreads < kVectors * kStepRows) PutRow(work, slot, step, n, shared);
     }
   }
-  ATTN_HD void PutRow(const Work& work, int slot, int pass, Shared& shared) const {
+  // A tile whose dS is 0 has the gain before it.
+  ATTN_HD void PutScales(const Work& work, int slot, Shared& shared) {
+    const int before = gain;
+    if (next_gain != kNoGain) gain = next_gain;
+    if (work.thread != kStepRows) return;
+    const float of_sums = PowerOfTwo(MaxInt(gain - before, -126));
+    ptx::StoreShared128(
+        Kernel::At(shared.slots, slot + Kernel::kScalesAt),
+        make_uint4(ptx::FloatBits(Kernel::ScoreMultiplier(work.problem)), ptx::FloatBits(1.0f),
+                   ptx::FloatBits(Kernel::GradientMultiplier(work.problem) * PowerOfTwo(gain)),
+                   ptx::FloatBits(of_sums)));
+    ptx::StoreShared32(&shared.exponent, static_cast<uint32_t>(gain));
+  }
+  ATTN_HD void PutRow(const Work& work, int slot, int step, int pass, Shared& shared) const {
     char* rows = Kernel::At(shared.slots, slot + Kernel::kPairBytes);
     const int at_thread = work.thread + pass * kThreads;
     if (at_thread < 2 * kStepRows) {
-      ptx::StoreSharedFloat(rows + at_thread * 4, value[pass] * work.row_gain[pass]);
+      const int exponent = at_thread < kStepRows ? 0 : gain - Kernel::kShiftOfP;
+      ptx::StoreSharedFloat(rows + at_thread * 4, value[pass] * PowerOfTwo(exponent));
     } else {
-      ptx::StoreShared16(
-          rows + (2 * kStepRows + at_thread) * 2,
-          ptx::PackTruncated(FixedPoint::RowFactor(value[pass], work.row_gain[pass]), 0));
+      Kernel::PutFactor(shared, step, at_thread - 2 * kStepRows,
+                        FixedPoint::RowFactor(value[pass], PowerOfTwo(-gain)));
     }
   }
 };

@@ -43,6 +43,7 @@ struct SplitBackwardKernel {
   static constexpr int kHandBarrier = 1;  // to 4: a pair of warps' P is there
   static constexpr bool kKeepsPitches = false;
   static constexpr int kVectors = 3, kVectorPasses = 1;
+  static constexpr int kFactorSteps = 2;  // one is in use while the next is brought
   static constexpr int kShiftOfP = kProbabilityShift + SplitP::kShift;
   static_assert(kStepRows == 32 && kRoundSteps == 2 && kQueryTiles > 0);
 
@@ -55,7 +56,12 @@ struct SplitBackwardKernel {
   ATTN_HD static constexpr int RowOfThread(int thread) { return thread / kRowChunks; }
   ATTN_HD static constexpr int Second(int place, int rows) { return place + rows * kRowBytes; }
 
+  ATTN_HD static float ScoreMultiplier(const ProblemDesc& p) { return Rule::Multiplier(p); }
+  ATTN_HD static float GradientMultiplier(const ProblemDesc& p) {
+    return PowerOfTwo(-kShiftOfP) * DropoutPolicy::Factor(p);
+  }
   using Slot = StepSlot<kPairBytes, kStepRows>;
+  static constexpr int kScalesAt = kPairBytes + 2 * kStepRows * 4;  // in a slot
   static constexpr int kSlotBytes = sizeof(Slot);
   static constexpr int kHandBytes = kQueryTiles * 1024;  // accumulators of one warp and step
   struct alignas(128) Shared {
@@ -65,7 +71,9 @@ struct SplitBackwardKernel {
     uint4 hand[kRoleWarps][kHandBytes / 16];  // P, of dropped scores negative
     uint4 slopes[Rule::kEveryTile ? kRoleWarps : 1][Rule::kEveryTile ? kHandBytes / 16 : 1];
     Descriptors descriptors;
-    int left_out;  // whether K holds an infinity or NaN
+    float factors[kFactorSteps][kStepRows];  // of dQ's rows
+    int left_out;                            // whether K holds an infinity or NaN
+    int exponent;                            // of two, by which dS of the last step was multiplied
     typename Visits::Ring visits;
   };
   static_assert(sizeof(Shared) <= 96 * 1024, "Volta has 96 KiB an SM");
@@ -75,10 +83,7 @@ struct SplitBackwardKernel {
     const SequenceDesc& sequence;
     int batch, kv_head, first_key;
     Visits visits;
-    float row_gain[kVectorPasses];  // of the numbers of a row that this thread brings
-    float multiplier;               // of the raw products of this role
-    int exponent;                   // of two, by which dS is multiplied
-    bool non_finite;                // whether rows of Q or dO may be
+    bool non_finite;  // whether rows of Q or dO may be
     int thread;
     int role;  // 0: P and dV, 1: dS and dK; by a vote, so that the compiler
                // knows warps do not part
@@ -96,6 +101,9 @@ struct SplitBackwardKernel {
     }
   };
 
+  ATTN_HD static void PutFactor(Shared& shared, int step, int row, float factor) {
+    ptx::StoreSharedFloat(&shared.factors[step % kFactorSteps][row], factor);
+  }
   ATTN_HD static char* At(void* base, int offset) { return static_cast<char*>(base) + offset; }
   ATTN_HD static const char* At(const void* base, int offset) {
     return static_cast<const char*>(base) + offset;
@@ -111,8 +119,6 @@ struct SplitBackwardKernel {
     const int first_key = tile.tile * kKeys;
     const int end_key = MinInt(first_key + kKeys, sequence.kv_len);
     const uint32_t* bounds = GradientBounds(problem, tile.batch, tile.head);
-    const int exponent = GradientExponent(problem, tile.batch, tile.head, SplitP::kMargin);
-    const float gain = PowerOfTwo(exponent - kShiftOfP);
     const int role = ptx::VoteAny(at.thread >= kThreads / 2);
     Work work = {problem,
                  sequence,
@@ -120,11 +126,6 @@ struct SplitBackwardKernel {
                  tile.head,
                  first_key,
                  Visits(problem, sequence, tile, first_key, end_key, shared.visits),
-                 {at.thread < kStepRows       ? 1.0f
-                  : at.thread < 2 * kStepRows ? gain
-                                              : PowerOfTwo(-exponent)},
-                 role ? gain * DropoutPolicy::Factor(problem) : Rule::Multiplier(problem),
-                 exponent,
                  ptx::LoadConstant32(bounds + kNonFiniteRows) != 0,
                  at.thread,
                  role,
@@ -172,7 +173,7 @@ struct SplitBackwardKernel {
     };
     fetch();
     BringKeys(work, shared);
-    stager.Put(work, 0, shared);
+    stager.Put(work, 0, 0, shared);
     Sums sums = {};
     Cursor here(work.visits);
     int slot = 0;
@@ -186,25 +187,31 @@ struct SplitBackwardKernel {
         fetch();
         const auto at = here.template Read<kStepRows>(work.visits);
         const int head = here.template Head<kStepRows>(work.visits);
-        MakePairs(work, at, here, head, slot, shared);
+        const float2 scales =
+            ptx::LoadSharedFloat2(At(shared.slots, slot + kScalesAt + work.role * 8));
+        if (ptx::VoteAny(scales.y != 1)) {  // the gain changes: rare
+#pragma unroll
+          for (int x = 0; x < kColumnTiles * 8; ++x) sums[x >> 3][x & 7] *= scales.y;
+        }
+        MakePairs(work, at, here, head, slot, scales.x, shared);
         ptx::SyncThreads();  // P and dS are there
-        const int next = kSlots == 1 ? 0 : kSlotBytes - slot;
-        if (kSlots > 1) stager.Put(work, next, shared);
+        const int next = kSlots == 1 ? 0 : kSlotBytes - slot, step = round * kRoundSteps + n;
+        if (kSlots > 1) stager.Put(work, next, step + 1, shared);
         if (IsPartial(work, at.visit) && work.non_finite) LeaveOutRows(work, slot, shared);
         const char* tiles = At(shared.slots, slot);
         AddProduct(work, work.role ? shared.ds : shared.p, tiles + (work.role ? 0 : kTileBytes),
                    sums);
-        AddQueryGradient(work, head, at.row, slot, shared);
+        AddQueryGradient(work, head, at.row, step, shared);
         here.template Advance<kStepRows>(work.visits, at);
         slot = next;
         if (kSlots == 1) {
           ptx::SyncThreads();
-          stager.Put(work, 0, shared);
+          stager.Put(work, 0, step + 1, shared);
         }
       }
     }
-    WriteKeyGradients(work, sums);
-    ptx::SyncThreads();  // left_out is there, even without a round
+    ptx::SyncThreads();  // left_out and exponent are there, even without a round
+    WriteKeyGradients(work, static_cast<int>(ptx::LoadShared32(&shared.exponent)), sums);
     if (ptx::LoadShared32(&shared.left_out)) {
       work.DqSumsOf(work.warp())
           .MarkNonFiniteKeys(work.visits, work.kv_head, work.first_key, kKeys);
@@ -223,7 +230,7 @@ struct SplitBackwardKernel {
   // P and dS of a step, in shared memory.
   template <class StepAt>
   ATTN_HD static void MakePairs(const Work& work, const StepAt& at, const Cursor& cursor, int head,
-                                int slot, Shared& shared) {
+                                int slot, float multiplier, Shared& shared) {
     const bool is_cut = IsCut(work, at.visit), partial = IsPartial(work, at.visit);
     const char* tiles = At(shared.slots, slot);
     const uint32_t shown = Shown(work, at, cursor);
@@ -237,7 +244,7 @@ struct SplitBackwardKernel {
       if (Rule::kEveryTile || partial) {
         visible = ApplyRule(work, head, at.row + work.query(), is_cut, shown, slopes, rS);
       }
-      MakeP(work, slot, shared, rS);
+      MakeP(work, slot, multiplier, shared, rS);
       // A row whose lse is NaN must not reach the keys that it does not see.
       if (partial) Hide(visible, rS);
       HandP(work, head, at.row + work.query(), hand, rS);
@@ -245,7 +252,7 @@ struct SplitBackwardKernel {
       StorePairs(work, rS, shared.p);
     } else {
       ptx::BarrierSync(barrier, 2 * kWarpLanes);
-      MakeDs(work, partial, slot, hand, slopes, shared, rS);
+      MakeDs(work, partial, slot, multiplier, hand, slopes, shared, rS);
       StorePairs(work, rS, shared.ds);
     }
   }
@@ -372,7 +379,8 @@ struct SplitBackwardKernel {
     rows[0] = ptx::LoadSharedFloat2(from);
     rows[1] = ptx::LoadSharedFloat2(from + 8 * 4);
   }
-  ATTN_HD static void MakeP(const Work& work, int slot, const Shared& shared, Scores& rS) {
+  ATTN_HD static void MakeP(const Work& work, int slot, float multiplier, const Shared& shared,
+                            Scores& rS) {
 #pragma unroll
     for (int q = 0; q < kQueryTiles; ++q) {
       float2 rows[2];
@@ -380,7 +388,7 @@ struct SplitBackwardKernel {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         const float row = e & 1 ? rows[e >> 2].y : rows[e >> 2].x;
-        rS[q][e] = ptx::Exp2(ptx::Fma(rS[q][e], work.multiplier, -row));
+        rS[q][e] = ptx::Exp2(ptx::Fma(rS[q][e], multiplier, -row));
       }
     }
   }
@@ -409,8 +417,9 @@ struct SplitBackwardKernel {
     }
   }
   // dS of raw products.
-  ATTN_HD static void MakeDs(const Work& work, bool partial, int slot, const char* hand,
-                             const char* slopes, const Shared& shared, Scores& rS) {
+  ATTN_HD static void MakeDs(const Work& work, bool partial, int slot, float multiplier,
+                             const char* hand, const char* slopes, const Shared& shared,
+                             Scores& rS) {
 #pragma unroll
     for (int q = 0; q < kQueryTiles; ++q) {
       float2 rows[2];
@@ -420,7 +429,7 @@ struct SplitBackwardKernel {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         const float delta = e & 1 ? rows[e >> 2].y : rows[e >> 2].x;
-        const float kept = ptx::Fma(rS[q][e], work.multiplier, -delta);
+        const float kept = ptx::Fma(rS[q][e], multiplier, -delta);
         const float difference = DropoutPolicy::Kept(p[e] >> 31, kept, -delta);
         const uint32_t positive = p[e] & 0x7fffffffu;
         rS[q][e] = ptx::BitsFloat(positive) * difference;
@@ -518,7 +527,7 @@ struct SplitBackwardKernel {
   }
 
   // ---- dQ: a warp has 16 of a step's queries and a quarter of the columns.
-  ATTN_HD static void AddQueryGradient(const Work& work, int head, int row, int slot,
+  ATTN_HD static void AddQueryGradient(const Work& work, int head, int row, int step,
                                        Shared& shared) {
     const bool left_out = ptx::LoadShared32(&shared.left_out) != 0;
     if (left_out) {  // K as it is was for scores
@@ -549,24 +558,20 @@ struct SplitBackwardKernel {
 #pragma unroll
       for (int x = 0; x < kTiles; ++x) ptx::MmaColRow(rQ[x], a.x, a.y, b[x].x, b[x].y);
     }
-    AddSums(work, head, row, slot, shared, rQ);
+    AddSums(work, head, row, shared.factors[step % kFactorSteps], rQ);
     if (left_out) {
       ptx::SyncThreads();
       BringKeys(work, shared);
     }
   }
   template <int kTiles>
-  ATTN_HD static void AddSums(const Work& work, int head, int row, int slot, const Shared& shared,
+  ATTN_HD static void AddSums(const Work& work, int head, int row, const float* factors,
                               float (&rQ)[kTiles][8]) {
-    const uint32_t* bounds = GradientBounds(work.problem, work.batch, work.kv_head);
-    const float of_key = PowerOfTwo(FixedPoint::KeyExponent(work.problem, bounds));
     const int step_warp = (row & kStepRows) / 8 + (work.warp() >> 2) * 2 + (work.warp() & 1);
     const int query = Dq::Query(0, step_warp, work.lane.index) % kStepRows;
-    const char* factors = At(shared.slots, slot + kPairBytes + 2 * kStepRows * 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const uint32_t pair = ptx::LoadShared32(factors + (query & ~1) * 2 + r * 4);
-      const float factor = (query & 1 ? ptx::HighHalf(pair) : ptx::LowHalf(pair)) * of_key;
+      const float factor = ptx::LoadSharedFloat(factors + query + 2 * r);
 #pragma unroll
       for (int n = 0; n < kTiles * 8; ++n) {
         if ((n >> 1 & 1) == r) rQ[n >> 3][n & 7] *= factor;
@@ -578,13 +583,13 @@ struct SplitBackwardKernel {
   }
 
   // ---- dK, dV.
-  ATTN_HD static void WriteKeyGradients(const Work& work, const Sums& sums) {
+  ATTN_HD static void WriteKeyGradients(const Work& work, int exponent, const Sums& sums) {
     const ProblemDesc& p = work.problem;
     const SequenceDesc& s = work.sequence;
     const RowTensor t = work.role ? p.d_k : p.d_v;
     const int live_chunks = work.role ? p.qk_chunks : p.v_chunks;
     const GradientWriter writer =
-        work.role ? GradientWriter(p, p.scale, p.d_k_exponent - work.exponent)
+        work.role ? GradientWriter(p, p.scale, p.d_k_exponent - exponent)
                   : GradientWriter(p, p.dropout_scale, p.d_v_exponent - kShiftOfP);
     const char* first = RowOf(t, s.batch, work.kv_head, s.kv_begin);
 #pragma unroll

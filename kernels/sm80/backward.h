@@ -85,8 +85,9 @@ struct BackwardKernel {
     int batch, kv_head, first_key;
     Visits visits;
     int thread, lane, warp;
-    int exponent;     // of two, by which dS is multiplied
-    bool non_finite;  // whether rows of Q or dO may be
+    int exponent;       // of two, by which dS of the step is multiplied
+    bool gains_differ;  // from step to step
+    bool non_finite;    // whether rows of Q or dO may be
     ATTN_HD int key() const { return warp / kShares * kWarpKeys; }  // of the block
     ATTN_HD int share() const { return warp % kShares; }
     ATTN_HD int query() const { return share() * kWarpQueries; }  // of the step
@@ -112,6 +113,7 @@ struct BackwardKernel {
     const int first_key = tile.tile * kKeys;
     const int end_key = MinInt(first_key + kKeys, sequence.kv_len);
     const uint32_t* bounds = GradientBounds(problem, tile.batch, tile.head);
+    const HeadGains gains(problem, tile.batch, tile.head);
     Work work = {problem,
                  sequence,
                  tile.batch,
@@ -121,7 +123,8 @@ struct BackwardKernel {
                  at.thread,
                  at.thread & (kWarpLanes - 1),
                  at.thread / kWarpLanes,
-                 GradientExponent(problem, tile.batch, tile.head, RoundedP::kMargin),
+                 gains.lowest,
+                 gains.differ,
                  ptx::LoadConstant32(bounds + kNonFiniteRows) != 0};
     work.visits.Open(at.thread);
     Accumulate(work, shared);
@@ -201,7 +204,9 @@ struct BackwardKernel {
       if (round == 0) FindNonFiniteKeys(work, shared);
       work.visits.Advance(round, work.thread);
       if (kStages == 2) copy_next(round + 1);
-      Step(work, Read(work.visits, here), here, shared.stages[round % kStages], shared, d_k, d_v);
+      const auto at = Read(work.visits, here);
+      if (work.gains_differ) FollowGain(at.head, at.row, work, d_k);
+      Step(work, at, here, shared.stages[round % kStages], shared, d_k, d_v);
       Advance(work.visits, here);
       if (kStages == 1) {
         ptx::SyncThreads();
@@ -213,6 +218,18 @@ struct BackwardKernel {
     WriteKeyGradients(work, d_k, d_v, shared);
     if (rounds > 0 && ptx::LoadShared32(&shared.left_out)) {
       MarkNonFiniteKeys(work);
+    }
+  }
+  // To the gain of the step's rows.
+  ATTN_HD static void FollowGain(int head, int row, Work& work, Sums& d_k) {
+    const int gain = GainOfTile(work.problem, work.batch, head, row / kDqBlockRows);
+    if (gain == kNoGain || gain == work.exponent) return;
+    const float factor = PowerOfTwo(MaxInt(gain - work.exponent, -126));
+    work.exponent = gain;
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kShareGroups * 4; ++n) d_k[m][n >> 2][n & 3] *= factor;
     }
   }
   ATTN_HD static void MarkNonFiniteKeys(const Work& work) {
@@ -578,8 +595,6 @@ struct BackwardKernel {
   ATTN_HD static void AddSums(const Work& work, int of, int head, int row, const Stage& stage,
                               DqProduct& rQ) {
     if constexpr (DqSums::kFixedPoint) {
-      const uint32_t* bounds = GradientBounds(work.problem, work.batch, work.kv_head);
-      const float of_key = PowerOfTwo(FixedPoint::KeyExponent(work.problem, bounds));
       const float ungain = PowerOfTwo(-work.exponent);
 #pragma unroll
       for (int m = 0; m < Dq::kQueryTiles; ++m) {
@@ -587,7 +602,7 @@ struct BackwardKernel {
         for (int r = 0; r < 2; ++r) {
           const int query = Dq::QueryOf(m, r, work.DqWarp(of), work.lane);
           const float of_row = ptx::LoadSharedFloat(&stage.rows[kDqFactor][query]);
-          const float factor = FixedPoint::RowFactor(of_row, ungain) * of_key;
+          const float factor = FixedPoint::RowFactor(of_row, ungain);
 #pragma unroll
           for (int x = 0; x < Dq::kColumnTiles; ++x) {
             rQ[m][x][2 * r] *= factor;

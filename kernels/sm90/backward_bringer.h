@@ -139,6 +139,7 @@ struct BackwardBringer {
   // ---- What belongs to rows.
   struct Rows {
     float stabilizer[kRowsOfLane], delta[kRowsOfLane], dq_factor[kRowsOfLane];
+    int gain;
   };
   ATTN_HD static void BringRows(const LaunchParams& params, int lane, Shared& shared) {
     uint32_t cleaned = 0;
@@ -151,16 +152,13 @@ struct BackwardBringer {
     }
   }
   ATTN_HD static void BringRowsOf(const Work& work, int lane, uint32_t& cleaned, Shared& shared) {
-    const float gain = PowerOfTwo(work.exponent() - kProbabilityShift);
-    const float of_key = PowerOfTwo(FixedPoint::KeyExponent(
-        work.problem, GradientBounds(work.problem, work.batch(), work.kv_head())));
-    const float ungain = PowerOfTwo(-work.exponent());
     const QueryVisits visits = work.Visits();
     Cursor at(visits);
     Place place = PlaceOf(visits, at);
     Rows rows;
     LoadRows(work, place, lane, rows);
     const int end = work.first() + work.rounds();
+    int exponent = rows.gain == kNoGain ? 0 : rows.gain;
 #pragma unroll 1
     for (int round = work.first(); round < end; ++round) {
       const int stage = round % kStages, slot = round % Layout::kPlaces;
@@ -170,21 +168,25 @@ struct BackwardBringer {
       if (dirty) {
         LoadDirty(work, kMapOfQ, place, lane, cleaned, shared.q[stage], shared, rows.stabilizer);
       }
+      const bool changes = rows.gain != kNoGain && rows.gain != exponent;
+      if (changes) exponent = rows.gain;
+      const float ungain = PowerOfTwo(-exponent);
       bool has_rests = false;
 #pragma unroll
       for (int n = 0; n < kRowsOfLane; ++n) {
         const int row = n * kWarpLanes + lane;
         const float factor = rows.dq_factor[n];
-        const float size = FixedPoint::RowFactor(ptx::Absolute(factor), ungain) * of_key;
+        const float size = FixedPoint::RowFactor(ptx::Absolute(factor), ungain);
         ptx::StoreSharedFloat(&shared.stabilizer[stage][row], rows.stabilizer[n]);
         ptx::StoreSharedFloat(&shared.dq_factor[slot][row], factor < 0 ? -size : size);
         has_rests |= factor < 0;
       }
-      const uint32_t any_rests = ptx::VoteAny(has_rests);
+      const bool any_rests = ptx::VoteAny(has_rests);
       if (lane == 0) {
-        ptx::StoreShared128(&shared.places[slot],
-                            make_uint4(place.visit.word, static_cast<uint32_t>(place.head),
-                                       place.bitmap, any_rests));
+        ptx::StoreShared128(
+            &shared.places[slot],
+            make_uint4(place.visit.word, static_cast<uint32_t>(place.head), place.bitmap,
+                       typename Layout::RoundScale{exponent, changes, any_rests}.Word()));
       }
       HandOver(dirty, lane, &shared.full_q[stage]);
       ptx::WaitForPhase(&shared.empty_d_o[stage], parity);
@@ -198,7 +200,8 @@ struct BackwardBringer {
       }
 #pragma unroll
       for (int n = 0; n < kRowsOfLane; ++n) {
-        ptx::StoreSharedFloat(&shared.delta[stage][n * kWarpLanes + lane], rows.delta[n] * gain);
+        ptx::StoreSharedFloat(&shared.delta[stage][n * kWarpLanes + lane],
+                              rows.delta[n] * PowerOfTwo(exponent - kProbabilityShift));
       }
       HandOver(dirty && !kDrops, lane, &shared.full_d_o[stage]);
       if (round + 1 == end) break;
@@ -225,6 +228,7 @@ struct BackwardBringer {
     const ProblemDesc& p = work.problem;
     const SequenceDesc& s = work.sequence;
     const int64_t head = s.batch * p.lse_batch + place.head * p.lse_head + s.q_begin;
+    rows.gain = GainOfTile(p, work.batch(), place.head, place.visit.First() / kDqBlockRows);
 #pragma unroll
     for (int n = 0; n < kRowsOfLane; ++n) {
       const int row = place.visit.First() + n * kWarpLanes + lane;
@@ -355,9 +359,7 @@ struct BackwardBringer {
     const int rounds = visits.Count(lane);
     if (lane != 0) return;
     const uint32_t* bounds = GradientBounds(problem, work.batch, work.head);
-    const int exponent = GradientExponent(problem, work.batch, work.head, RoundedP::kMargin);
     ptx::StoreShared32(&slot.rounds, static_cast<uint32_t>(rounds));
-    ptx::StoreShared32(&slot.exponent, static_cast<uint32_t>(exponent));
     ptx::StoreShared32(&slot.non_finite, ptx::LoadConstant32(bounds + kNonFiniteRows));
     if (Layout::kZeroedAhead) WaitForZeros(problem, sequence, work.batch, work.head);
   }

@@ -173,9 +173,14 @@ class BackwardConsumer {
     ptx::FenceProducts();
     AddPairs<Math, kQueries / kDepth>(rP, shared_.d_o[stage], sums.d_v);
     ptx::CommitProducts();
-    MakeDs(stage, partial, visible, kept, rS, rD);
+    const RoundScale scale = ScaleOf(round);
+    MakeDs(stage, scale.exponent, partial, visible, kept, rS, rD);
     ptx::Pin(rD);
     ptx::WaitForProducts<0>(sums.d_v);
+    if constexpr (!kFirst) {
+      if (ptx::Uniform(scale.changes))
+        FollowGain(scale.exponent - ScaleOf(round - 1).exponent, sums);
+    }
     PinWords(rP);
     Arrive(&shared_.empty_d_o[stage]);
     Pack(rD, rP);
@@ -216,6 +221,16 @@ class BackwardConsumer {
       PinWords(rP);
       Arrive(&shared_.empty_q[stage]);
     }
+  }
+  using RoundScale = typename Layout::RoundScale;
+  ATTN_HD RoundScale ScaleOf(int round) const {
+    return RoundScale(ptx::LoadShared32(&shared_.places[round % Layout::kPlaces].w));
+  }
+  // Rare.
+  ATTN_HD static void FollowGain(int more, Sums& sums) {
+    const float factor = PowerOfTwo(MaxInt(more, -126));
+#pragma unroll
+    for (int n = 0; n < kChunks * 4; ++n) sums.d_k[n >> 2][n & 3] *= factor;
   }
   ATTN_HD static void PinWords(Words& words) {
 #pragma unroll
@@ -366,9 +381,9 @@ class BackwardConsumer {
       words[t][n & 1] = Math::Pack(rS[t][e], rS[t][e + 1]);
     }
   }
-  ATTN_HD void MakeDs(int stage, bool partial, uint32_t visible, uint32_t kept, const Scores& rS,
-                      Scores& rD) const {
-    const float gain = PowerOfTwo(work_.exponent() - kProbabilityShift);
+  ATTN_HD void MakeDs(int stage, int exponent, bool partial, uint32_t visible, uint32_t kept,
+                      const Scores& rS, Scores& rD) const {
+    const float gain = PowerOfTwo(exponent - kProbabilityShift);
     const float multiplier = kDrops ? gain * work_.problem.dropout_scale : gain;
     // In the order of the word's bits, so that one instruction brings seven into predicates.
 #pragma unroll
@@ -406,8 +421,7 @@ class BackwardConsumer {
     float* const to = shared_.sums[round % kSumStages];
     [[maybe_unused]] bool is_rare = false;
     if constexpr (kFixedPoint) {
-      const uint32_t rests = ptx::LoadShared32(&shared_.places[round % Layout::kPlaces].w);
-      if (ptx::VoteAny(rests != 0)) AddRests(round, rQ, to);
+      if (ptx::VoteAny(ScaleOf(round).has_rests)) AddRests(round, rQ, to);
       is_rare = RoundInPlace(round, rQ);
     }
     // Those that went out of the same memory before have been read.
@@ -534,8 +548,9 @@ class BackwardConsumer {
     SyncGroup();
     Write(GradientWriter(p, p.dropout_scale, p.d_v_exponent - kProbabilityShift), sums.d_v, p.d_v,
           p.v_chunks);
-    Write(GradientWriter(p, p.scale, p.d_k_exponent - work_.exponent()), sums.d_k, p.d_k,
-          p.qk_chunks);
+    const int rounds = work_.rounds();
+    const int exponent = rounds > 0 ? ScaleOf(work_.first() + rounds - 1).exponent : 0;
+    Write(GradientWriter(p, p.scale, p.d_k_exponent - exponent), sums.d_k, p.d_k, p.qk_chunks);
   }
   ATTN_HD char* OwnRoom() const {
     constexpr int kRun = Dq::kFloats / 4;  // SendSums

@@ -169,10 +169,24 @@ struct BackwardLayout {
     TileWork tile;
     int number;                    // of the tile in the launch
     int first, rounds;             // rounds before it, in the block's life; its own
-    int exponent;                  // of two, by which dS is multiplied
     uint32_t non_finite;           // whether rows of Q or dO may be
     uint32_t first_dropout;        // of its rounds in LaunchParams::dropout_bits
     uint32_t bad_keys[2 * kKeys];  // whether halves of K's rows hold infinities or NaN
+  };
+  // How a round's dS is scaled, in one word: the power of two, whether it is another than that of
+  // the round before, and whether rows have second integers.
+  struct RoundScale {
+    int exponent;
+    bool changes, has_rests;
+    ATTN_HD explicit RoundScale(uint32_t word)
+        : exponent(static_cast<int>(word) >> 2),
+          changes((word & 2) != 0),
+          has_rests((word & 1) != 0) {}
+    ATTN_HD RoundScale(int of, bool differs, bool rests)
+        : exponent(of), changes(differs), has_rests(rests) {}
+    ATTN_HD uint32_t Word() const {
+      return static_cast<uint32_t>(exponent * 4) | (changes ? 2u : 0u) | (has_rests ? 1u : 0u);
+    }
   };
   struct alignas(1024) Shared {
     char k[kPanels * PanelBytes(kKeys)], v[kPanels * PanelBytes(kKeys)];
@@ -181,7 +195,7 @@ struct BackwardLayout {
     float sums[kSumStages][kQueries * kHeadDim];  // of dQ, on their way out; at the end dV, dK
     float stabilizer[kStages][kQueries], delta[kStages][kQueries];
     float dq_factor[kPlaces][kQueries];  // negative where a row has second integers
-    uint4 places[kPlaces];  // of rounds: visit, head, bitmap, whether rows have second integers
+    uint4 places[kPlaces];               // of rounds: visit, head, bitmap, RoundScale
     alignas(16) float zeros[kZeros];
     alignas(16) uint32_t kept[DropoutOf::kDrops ? kStages : 1][kDropoutWords];
     Slot slots[kSlots];
@@ -208,7 +222,6 @@ struct BackwardLayout {
     ATTN_HD int first_key() const { return Load(&slot.tile.tile) * kKeys; }
     ATTN_HD int first() const { return Load(&slot.first); }
     ATTN_HD int rounds() const { return Load(&slot.rounds); }
-    ATTN_HD int exponent() const { return Load(&slot.exponent); }
     ATTN_HD bool non_finite() const { return Load(&slot.non_finite) != 0; }
     ATTN_HD int64_t first_dropout() const { return ptx::LoadShared32(&slot.first_dropout); }
     // From the tile's first on.

@@ -17,6 +17,7 @@
 #include "tests/conformance/conformance_averages.h"
 #include "tests/conformance/conformance_launch.h"
 #include "tests/conformance/conformance_shards.h"
+#include "tests/conformance/hidden_numbers.h"
 
 namespace attnd {
 namespace {
@@ -479,6 +480,25 @@ class AverageTest : public testing::Test {
   ConformanceOptions options_;
 };
 
+class HiddenNumberTest : public testing::Test {
+ public:
+  HiddenNumberTest(std::shared_ptr<LazyBackend> backend, HiddenNumberCase of,
+                   ConformanceOptions options)
+      : backend_(std::move(backend)), case_(std::move(of)), options_(std::move(options)) {}
+
+ private:
+  void TestBody() override {
+    for (const std::string& failure :
+         CheckHiddenNumbers(backend_->Get(), case_, *options_.memory(), options_.precision)) {
+      ADD_FAILURE() << failure << "\n  " << ProblemText(case_.problem);
+    }
+  }
+
+  std::shared_ptr<LazyBackend> backend_;
+  HiddenNumberCase case_;
+  ConformanceOptions options_;
+};
+
 int64_t Pairs(const Problem& p) {
   int64_t pairs = 0;
   for (int64_t b = 0; b < p.batch; ++b) {
@@ -531,6 +551,13 @@ bool RegisterBackendConformance(const std::string& name,
   testing::RegisterTest(support_suite.c_str(), "RefusesNoMoreThanStated", nullptr, nullptr,
                         __FILE__, __LINE__,
                         [=] { return new SupportTest(backend, cases, options.max_unsupported); });
+  for (const HiddenNumberCase& of :
+       HiddenNumberCases(options.element.value_or(ElementType::kFloat32), 80, 64)) {
+    if (options.shares_range && !of.is_seen_by_none) continue;
+    testing::RegisterTest((name + "HiddenNumbers").c_str(), of.name.c_str(), nullptr, nullptr,
+                          __FILE__, __LINE__,
+                          [=] { return new HiddenNumberTest(backend, of, options); });
+  }
   testing::RegisterTest((name + "Averages").c_str(), "AreWhatRowsOfEnormousBiasesGive", nullptr,
                         nullptr, __FILE__, __LINE__,
                         [=] { return new AverageTest(backend, options); });

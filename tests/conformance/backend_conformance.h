@@ -44,6 +44,9 @@ struct ConformanceOptions {
   // one tile. An engine that multiplies whole tiles and accepts that leak says so here and in its
   // docs.
   bool isolates_rows_in_tiles = true;
+  // Numbers of a head are kept relative to the largest that some row sees, so that one which only
+  // later rows see costs the others (docs/NUMERICS.md).
+  bool shares_range = false;
   std::function<std::unique_ptr<CallMemory>()> memory = MakeHostCallMemory;
 };
 

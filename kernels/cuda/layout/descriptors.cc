@@ -167,6 +167,11 @@ void DescribeGradients(const CallLayout& at, const Origin& from, uint64_t arena,
   desc.gradient_bounds =
       At<uint32_t>(arena, at.gradient_bounds,
                    (from.block * p.kv_heads + from.kv_head) * int64_t{kGradientBoundWords});
+  desc.gains = At<int32_t>(arena, at.gains, head * at.gains_head);
+  desc.gains_head = at.gains_head;
+  desc.key_sizes = At<uint32_t>(
+      arena, at.key_sizes, (from.block * p.kv_heads + from.kv_head) * KeySizeWords(at.most_keys));
+  desc.most_keys = at.most_keys;
 }
 
 // Gradients of the scaled problem times these are those of the call: with L' = L·2^−(d_o + v),

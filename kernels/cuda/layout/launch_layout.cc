@@ -161,6 +161,12 @@ void LayOutGradients(CallLayout& at, const DqSums& sums, ArenaLayout& arena) {
   at.gradient_bounds = arena.Add("gradient_bounds",
                                  p.batch * classes * p.kv_heads * int64_t{kGradientBoundWords} * 4,
                                  RegionUse::kZeroed);
+  at.gains_head = DqBlocks(DivideUp(p.MaxQueryLength(), classes));
+  at.gains = arena.Add("gains", heads * at.gains_head * 4, RegionUse::kOutput);
+  at.most_keys = DivideUp(DivideUp(p.MaxKeyLength(), classes), int64_t{kKeyGroup}) * kKeyGroup;
+  at.key_sizes =
+      arena.Add("key_sizes", p.batch * classes * p.kv_heads * KeySizeWords(at.most_keys) * 4,
+                RegionUse::kOutput);
   at.delta = arena.Add("delta", p.LseElements() * 4, RegionUse::kOutput);
   at.stabilizer = arena.Add("stabilizer", p.LseElements() * 4, RegionUse::kOutput);
   at.dq_factor = arena.Add("dq_factor", p.LseElements() * 4, RegionUse::kOutput);

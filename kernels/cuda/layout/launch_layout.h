@@ -32,8 +32,9 @@ struct CallLayout {
   int64_t mask = -1, bias = -1, alibi = -1, sink = -1, sequences = -1;
   int64_t d_o = -1, d_lse = -1, d_q = -1, d_k = -1, d_v = -1, d_bias = -1, d_sink = -1;
   int64_t delta = -1, stabilizer = -1, dq_factor = -1;
-  int64_t dq_sums = -1, dq_non_finite = -1, gradient_bounds = -1;
+  int64_t dq_sums = -1, dq_non_finite = -1, gradient_bounds = -1, gains = -1, key_sizes = -1;
   int64_t dq_head = 0, dq_block = 0, dq_rest = 0, non_finite_head = 0;  // see ProblemDesc
+  int64_t gains_head = 0, most_keys = 0;
   bool dq_rests_by_row = false, dq_is_integer = true;
   // A kept bfloat16 forward: V and O stand in the arena, and once more with the other tensors.
   bool keeps_rows = false;

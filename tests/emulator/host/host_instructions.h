@@ -86,9 +86,6 @@ inline uint32_t PackRounded(float low, float high) {
 }
 inline float LowHalf(uint32_t word) { return FloatFromFloat16(static_cast<uint16_t>(word)); }
 inline float HighHalf(uint32_t word) { return FloatFromFloat16(static_cast<uint16_t>(word >> 16)); }
-inline uint32_t MultiplyHalves(uint32_t a, uint32_t b) {
-  return PackRounded(LowHalf(a) * LowHalf(b), HighHalf(a) * HighHalf(b));
-}
 inline uint32_t FloatBits(float value) { return BitsOf(value); }
 inline float BitsFloat(uint32_t bits) { return FloatOf(bits); }
 
@@ -151,6 +148,9 @@ inline void BarrierArrive(int id, int count, ATTN_WHERE) {
   emulator::ArriveAtBarrier(id, count, where);
 }
 
+inline uint32_t LoadShared16(const void* p, ATTN_WHERE) {
+  return host::Load<uint16_t>(p, where, true);
+}
 inline uint32_t LoadShared32(const void* p, ATTN_WHERE) {
   return host::Load<uint32_t>(p, where, true);
 }
