@@ -255,6 +255,21 @@ void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) 
   }
 }
 
+// In wide tiles. Gradients of weights take turns at a tile: their blocks must begin in order, each
+// with work of its own, so they do not stay.
+void AddWideProducts(ElementType element, std::vector<KernelRow>& rows) {
+  for (KernelKind kind : {KernelKind::kProductRowsRows, KernelKind::kProductRowsDepth,
+                          KernelKind::kProductDepthDepth}) {
+    rows.push_back({.architecture = Architecture::kSm90,
+                    .kind = kind,
+                    .element = element,
+                    .wide = true,
+                    .stays = kind != KernelKind::kProductDepthDepth,
+                    .tile = {0, 0, 0, 1},
+                    .reason = "layers of many rows"});
+  }
+}
+
 // float32 as three products of float16. A lane holds both parts of Q: of 32 rows up to 64 wide, of
 // 16 rows beyond (kernels/sm70/forward_layout.h). Beside two sums of O the stagers spill.
 void AddSplitForward(int head_dim, std::vector<KernelRow>& rows) {
@@ -459,6 +474,7 @@ std::vector<KernelRow> Sm90Rows() {
                     .reason = "ahead of forward with dropout"});
   }
   for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
+    AddWideProducts(element, rows);
     for (int head_dim : {64, kWidestOfSm90}) {
       AddBackwardOfSm90(element, head_dim, rows);
       for (Scores scores : {kLinear, kListed, kGeneral}) {
@@ -491,7 +507,7 @@ std::string NameOf(const KernelRow& row) {
   if (row.element == ElementType::kFloat32) {
     name += row.architecture == Architecture::kSm70 ? "_f16x3" : "_tf32x3";
   }
-  if (row.head_dim == 0) return name + (row.small ? "_small" : "");
+  if (row.head_dim == 0) return name + (row.small ? "_small" : row.wide ? "_wide" : "");
   name += "_d" + std::to_string(row.head_dim);
   if (row.kind == KernelKind::kForwardDropoutBits) return name;
   if (row.kind == KernelKind::kQueryGradient) return name + (row.ordered ? "" : "_atomic");

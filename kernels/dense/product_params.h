@@ -6,13 +6,15 @@
 //
 // Tensor cores   kProductRowsRows and its like: a block for each tile of ProductTiles and each
 //                of its ProductTurns, in the order of ProductPartOf and ProductPlaceOf. Tiles of
-//                any size give the same bits. A lies by depth with kProductAddBlocks alone, and
-//                sm_70 then takes sums below 2^-126 for zero. A and B have one element; all are
+//                any size give the same bits. Wide ones (WideProductDesc) come by tensor maps;
+//                their blocks take many tiles each. A lies by depth with kProductAddBlocks alone,
+//                and sm_70 then takes sums below 2^-126 for zero. A and B have one element; all are
 //                16-byte aligned, their strides, and what lies in a row of them, multiples of the
 //                numbers in 16 bytes of it, rows of A and B below kMostProductRowBytes.
 // Errors         none here: the host has refused what a kernel cannot do.
 #pragma once
 
+#include "kernels/ptx/tensor_map.h"
 #include "kernels/rules/params.h"
 
 namespace attnd {
@@ -37,8 +39,18 @@ struct ProductDesc {
   int32_t* turns;        // kProductAddBlocks on tensor cores: a word a tile, zero before and after
 };
 
+// A product in wide tiles: 16-bit numbers, and the maps of A and B as they lie. A box has
+// kWideProductStep columns of the memory: of the depth, or of C's rows (columns); and as many rows
+// of it as a tile has rows (columns), or kWideProductStep of the depth.
+struct WideProductDesc {
+  ProductDesc product;
+  TensorMap a, b;
+};
+
 // Rows and columns of C that a block makes; small ones where large ones leave a GPU idle.
 inline constexpr int32_t kProductTile = 128, kSmallProductTile = 64;
+// Those of a wide tile, and the depth that it holds at a time.
+inline constexpr int32_t kWideProductRows = 128, kWideProductColumns = 256, kWideProductStep = 64;
 // Depth of what it holds in shared memory at a time, of numbers of so many bytes.
 template <int32_t kBytes>
 inline constexpr int32_t kProductStep = 64 / kBytes;
@@ -50,8 +62,12 @@ inline constexpr int32_t kProductBlockDepth = 1024;
 ATTN_HD constexpr int32_t ProductTilesAlong(int32_t size, int32_t tile_size) {
   return (size + tile_size - 1) / tile_size;
 }
+ATTN_HD constexpr int64_t ProductTiles(const ProductDesc& p, int32_t tile_rows,
+                                       int32_t tile_columns) {
+  return int64_t{ProductTilesAlong(p.rows, tile_rows)} * ProductTilesAlong(p.columns, tile_columns);
+}
 ATTN_HD constexpr int64_t ProductTiles(const ProductDesc& p, int32_t tile_size) {
-  return int64_t{ProductTilesAlong(p.rows, tile_size)} * ProductTilesAlong(p.columns, tile_size);
+  return ProductTiles(p, tile_size, tile_size);
 }
 
 // Of a tile, C's first row and column: 1,024 rows down, then the next column, so that what runs at
@@ -59,16 +75,16 @@ ATTN_HD constexpr int64_t ProductTiles(const ProductDesc& p, int32_t tile_size) 
 struct ProductPlace {
   int32_t row, column;
 };
-template <int32_t kTile>
+template <int32_t kTileRows, int32_t kTileColumns = kTileRows>
 ATTN_HD ProductPlace ProductPlaceOf(const ProductDesc& p, int32_t tile) {
-  constexpr uint32_t kBand = 1024 / kTile;  // unsigned: fewer instructions to divide
-  const uint32_t row_tiles = ProductTilesAlong(p.rows, kTile);
-  const uint32_t band_tiles = kBand * ProductTilesAlong(p.columns, kTile);
+  constexpr uint32_t kBand = 1024 / kTileRows;  // unsigned: fewer instructions to divide
+  const uint32_t row_tiles = ProductTilesAlong(p.rows, kTileRows);
+  const uint32_t band_tiles = kBand * ProductTilesAlong(p.columns, kTileColumns);
   const uint32_t band = tile / band_tiles, within = tile - band * band_tiles;
   const uint32_t first = band * kBand, height = row_tiles - first;
   const uint32_t column = height < kBand ? within / height : within / kBand;
   const uint32_t row = first + within - column * (height < kBand ? height : kBand);
-  return {static_cast<int32_t>(row * kTile), static_cast<int32_t>(column * kTile)};
+  return {static_cast<int32_t>(row * kTileRows), static_cast<int32_t>(column * kTileColumns)};
 }
 
 // What block `block` sums: a tile, all of the depth or, with kProductAddBlocks, a block of it: the
@@ -82,10 +98,10 @@ ATTN_HD constexpr int32_t ProductTurns(const ProductDesc& p) {
   if (p.result != kProductAddBlocks || p.depth == 0) return 1;
   return (p.depth + kProductBlockDepth - 1) / kProductBlockDepth;
 }
-template <int32_t kTile>
+template <int32_t kTileRows, int32_t kTileColumns = kTileRows>
 ATTN_HD ProductPart ProductPartOf(const ProductDesc& p, int32_t block) {
   if (p.result != kProductAddBlocks) return {block, 0, 0, p.depth, true};
-  const auto tiles = static_cast<uint32_t>(ProductTiles(p, kTile));
+  const auto tiles = static_cast<uint32_t>(ProductTiles(p, kTileRows, kTileColumns));
   const auto turn = static_cast<int32_t>(block / tiles);
   const int32_t begin = turn * kProductBlockDepth, left = p.depth - begin;
   return {block - turn * static_cast<int32_t>(tiles), turn, begin,

@@ -88,19 +88,29 @@ class OperandChunks {
   int pass_bytes_, last_, depth_, place_;
 };
 
-// Before a block adds to C, and after. By all threads.
-ATTN_HD void WaitForTurn(const ProductDesc& p, const ProductPart& part, int thread) {
+// Before a block adds to C, and after. By all threads that add, which `sync` lets meet.
+template <class Sync>
+ATTN_HD void WaitForTurn(const ProductDesc& p, const ProductPart& part, int thread,
+                         const Sync& sync) {
   if (part.turn == 0) return;
   if (thread == 0) {
     while (ptx::LoadAcquire(p.turns + part.tile) != part.turn) {
     }
   }
-  ptx::SyncThreads();
+  sync();
+}
+template <class Sync>
+ATTN_HD void PassTurn(const ProductDesc& p, const ProductPart& part, int thread, const Sync& sync) {
+  if (part.turn == 0 && part.is_last) return;
+  sync();
+  if (thread == 0) ptx::StoreRelease(p.turns + part.tile, part.is_last ? 0 : part.turn + 1);
+}
+// Where all threads of a block add.
+ATTN_HD void WaitForTurn(const ProductDesc& p, const ProductPart& part, int thread) {
+  WaitForTurn(p, part, thread, [] { ptx::SyncThreads(); });
 }
 ATTN_HD void PassTurn(const ProductDesc& p, const ProductPart& part, int thread) {
-  if (part.turn == 0 && part.is_last) return;
-  ptx::SyncThreads();
-  if (thread == 0) ptx::StoreRelease(p.turns + part.tile, part.is_last ? 0 : part.turn + 1);
+  PassTurn(p, part, thread, [] { ptx::SyncThreads(); });
 }
 
 // Sixteen rows of a warp's numbers of C in shared memory, on their way out. Rows two apart and

@@ -183,6 +183,7 @@ ATTN_PTX void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;"
 #define ATTN_C16(c, n) ATTN_C4(c, n), ATTN_C4(c, n + 1), ATTN_C4(c, n + 2), ATTN_C4(c, n + 3)
 #define ATTN_C32(c) ATTN_C16(c, 0), ATTN_C16(c, 4)
 #define ATTN_C64(c) ATTN_C32(c), ATTN_C16(c, 8), ATTN_C16(c, 12)
+#define ATTN_C128(c) ATTN_C64(c), ATTN_C16(c, 16), ATTN_C16(c, 20), ATTN_C16(c, 24), ATTN_C16(c, 28)
 // What a product writes without reading it.
 #define ATTN_N4(c, n) "=f"(c[n][0]), "=f"(c[n][1]), "=f"(c[n][2]), "=f"(c[n][3])
 #define ATTN_N16(c) ATTN_N4(c, 0), ATTN_N4(c, 1), ATTN_N4(c, 2), ATTN_N4(c, 3)
@@ -197,6 +198,17 @@ ATTN_PTX void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;"
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define ATTN_D128                                                          \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "     \
+  "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, " \
+  "%29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, " \
+  "%43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, " \
+  "%57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, " \
+  "%71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, " \
+  "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, " \
+  "%99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "      \
+  "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, "     \
+  "%121, %122, %123, %124, %125, %126, %127}"
 
 // The accumulator of 64 rows × 8·kGroups columns is [kGroups][4] a lane, a warp's rows sixteen
 // after another.
@@ -229,25 +241,34 @@ ATTN_PRODUCTS(WarpgroupBFloat16, "bf16", 16, "128", ATTN_C64, ATTN_D64, "%64", "
 //   …Next          c += a·bᵀ
 //   …Across        c += aᵀ·b, by rows both: their rows are the depth
 //   …AcrossFirst   c = aᵀ·b
+//   …AcrossB       c += a·b: b's rows are the depth
 // With "+f" and a predicate the compiler would keep the old values for the first product of a sum,
 // and wait for products in flight where registers are short.
-#define ATTN_STORED_PRODUCT(Name, type, groups, columns, C, D, A0, A1, adds, across)          \
-  ATTN_PTX void Name(float(&c)[groups][4], uint64_t a, uint64_t b) {                          \
-    asm volatile("{.reg .pred p; setp.ne.b32 p,0," adds                                       \
-                 "; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " " D \
-                 "," A0 "," A1 ",p,1,1," across "," across ";}"                               \
-                 : C(c)                                                                       \
-                 : "l"(a), "l"(b));                                                           \
+#define ATTN_STORED_PRODUCT(Name, type, groups, columns, C, D, A0, A1, adds, across, across_b) \
+  ATTN_PTX void Name(float(&c)[groups][4], uint64_t a, uint64_t b) {                           \
+    asm volatile("{.reg .pred p; setp.ne.b32 p,0," adds                                        \
+                 "; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " " D  \
+                 "," A0 "," A1 ",p,1,1," across "," across_b ";}"                              \
+                 : C(c)                                                                        \
+                 : "l"(a), "l"(b));                                                            \
   }
-#define ATTN_STORED_PRODUCTS(Name, type)                                                       \
-  ATTN_STORED_PRODUCT(Name##First, type, 8, "64", ATTN_N32, ATTN_D32, "%32", "%33", "0", "0")  \
-  ATTN_STORED_PRODUCT(Name##Next, type, 8, "64", ATTN_C32, ATTN_D32, "%32", "%33", "1", "0")   \
-  ATTN_STORED_PRODUCT(Name##AcrossFirst, type, 8, "64", ATTN_N32, ATTN_D32, "%32", "%33", "0", \
-                      "1")                                                                     \
-  ATTN_STORED_PRODUCT(Name##Across, type, 8, "64", ATTN_C32, ATTN_D32, "%32", "%33", "1", "1") \
-  ATTN_STORED_PRODUCT(Name##AcrossFirst, type, 4, "32", ATTN_N16, ATTN_D16, "%16", "%17", "0", \
-                      "1")                                                                     \
-  ATTN_STORED_PRODUCT(Name##Across, type, 4, "32", ATTN_CC16, ATTN_D16, "%16", "%17", "1", "1")
+#define ATTN_STORED_PRODUCTS(Name, type)                                                           \
+  ATTN_STORED_PRODUCT(Name##First, type, 8, "64", ATTN_N32, ATTN_D32, "%32", "%33", "0", "0", "0") \
+  ATTN_STORED_PRODUCT(Name##Next, type, 8, "64", ATTN_C32, ATTN_D32, "%32", "%33", "1", "0", "0")  \
+  ATTN_STORED_PRODUCT(Name##AcrossFirst, type, 8, "64", ATTN_N32, ATTN_D32, "%32", "%33", "0",     \
+                      "1", "1")                                                                    \
+  ATTN_STORED_PRODUCT(Name##Across, type, 8, "64", ATTN_C32, ATTN_D32, "%32", "%33", "1", "1",     \
+                      "1")                                                                         \
+  ATTN_STORED_PRODUCT(Name##AcrossFirst, type, 4, "32", ATTN_N16, ATTN_D16, "%16", "%17", "0",     \
+                      "1", "1")                                                                    \
+  ATTN_STORED_PRODUCT(Name##Across, type, 4, "32", ATTN_CC16, ATTN_D16, "%16", "%17", "1", "1",    \
+                      "1")                                                                         \
+  ATTN_STORED_PRODUCT(Name##Next, type, 32, "256", ATTN_C128, ATTN_D128, "%128", "%129", "1", "0", \
+                      "0")                                                                         \
+  ATTN_STORED_PRODUCT(Name##AcrossB, type, 32, "256", ATTN_C128, ATTN_D128, "%128", "%129", "1",   \
+                      "0", "1")                                                                    \
+  ATTN_STORED_PRODUCT(Name##Across, type, 32, "256", ATTN_C128, ATTN_D128, "%128", "%129", "1",    \
+                      "1", "1")
 ATTN_STORED_PRODUCTS(WarpgroupHalf, "f16")
 ATTN_STORED_PRODUCTS(WarpgroupBFloat16, "bf16")
 
@@ -263,6 +284,10 @@ ATTN_PTX void WaitForProducts(float (&c)[8][4]) {
 template <int kLeft>
 ATTN_PTX void WaitForProducts(float (&c)[16][4]) {
   asm volatile("wgmma.wait_group.sync.aligned %64;" : ATTN_C64(c) : "n"(kLeft) : "memory");
+}
+template <int kLeft>
+ATTN_PTX void WaitForProducts(float (&c)[32][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned %128;" : ATTN_C128(c) : "n"(kLeft) : "memory");
 }
 // Registers that products read or write stay in place, and what was computed before comes before.
 ATTN_PTX void Pin(float (&c)[4][4]) { asm volatile("" : ATTN_CC16(c)::"memory"); }

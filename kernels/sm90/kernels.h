@@ -5,3 +5,4 @@
 #include "kernels/sm90/dropout_bits.h"
 #include "kernels/sm90/forward.h"
 #include "kernels/sm90/query_gradient.h"
+#include "kernels/sm90/wide_product.h"

@@ -44,6 +44,10 @@ struct HalfMath : sm80::HalfMath {
   ATTN_HD static void Across(float (&c)[kGroups][4], uint64_t a, uint64_t b) {
     ptx::WarpgroupHalfAcross(c, a, b);
   }
+  template <int kGroups>
+  ATTN_HD static void AcrossB(float (&c)[kGroups][4], uint64_t a, uint64_t b) {
+    ptx::WarpgroupHalfAcrossB(c, a, b);
+  }
 };
 struct BFloat16Math : sm80::BFloat16Math {
   template <int kGroups>
@@ -69,6 +73,10 @@ struct BFloat16Math : sm80::BFloat16Math {
   template <int kGroups>
   ATTN_HD static void Across(float (&c)[kGroups][4], uint64_t a, uint64_t b) {
     ptx::WarpgroupBFloat16Across(c, a, b);
+  }
+  template <int kGroups>
+  ATTN_HD static void AcrossB(float (&c)[kGroups][4], uint64_t a, uint64_t b) {
+    ptx::WarpgroupBFloat16AcrossB(c, a, b);
   }
 };
 

@@ -31,7 +31,7 @@ void LoadChunk(const WarpProduct& product, const Matrix& matrix, int row, int co
 
 void LoadA(const WarpProduct& product, double (&a)[kRows][kDepth]) {
   const Matrix matrix(product.matrix_a);
-  if (product.across) {
+  if (product.across_a) {
     double column[kRows];
     for (int k = 0; k < kDepth; ++k) {
       for (int n = 0; n < kRows; n += kChunk) {
@@ -60,7 +60,7 @@ void LoadA(const WarpProduct& product, double (&a)[kRows][kDepth]) {
 void LoadB(const WarpProduct& product, std::vector<std::vector<double>>& b) {
   const Matrix matrix(product.matrix_b);
   const int columns = product.groups * 8;
-  if (product.in_registers || product.across) {
+  if (product.in_registers || product.across_b) {
     for (int k = 0; k < kDepth; ++k) {
       for (int n = 0; n < columns; n += kChunk) LoadChunk(product, matrix, k, n, b[k].data() + n);
     }

@@ -17,7 +17,8 @@ struct WarpProduct {
   float* c[32] = {};  // of each lane, [groups][4]; also the addend
   bool adds = true;   // else the addend is zero
   bool in_registers = false;
-  bool across = false;     // both matrices by rows of c's depth
+  // Whether a matrix's rows are c's depth.
+  bool across_a = false, across_b = false;
   uint32_t a[32][4] = {};  // of each lane as in m16n8k16, or
   uint64_t matrix_a = 0;   // rows of 16 numbers
   int first_row = 0;       // of the warp in matrix_a

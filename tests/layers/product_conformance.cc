@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/round_up.h"
-#include "tests/layers/engine_fixture.h"
 #include "kernels/layers/cuda/cuda_device.h"
+#include "tests/layers/engine_fixture.h"
 
 namespace attnd {
 namespace {
@@ -19,9 +19,10 @@ namespace {
 // Tensors in the memory of one device, one behind the other.
 class DeviceTensors {
  public:
-  explicit DeviceTensors(cuda::CudaBackend& engine) : device_(engine) {
-    constexpr int64_t kBytes = int64_t{16} << 20;
-    next_ = Value(device_.Allocate(kBytes + RoundUp(device_.OwnBytes(), kTensorAlignment)));
+  // Room for so many numbers.
+  DeviceTensors(cuda::CudaBackend& engine, int64_t numbers) : device_(engine) {
+    const int64_t bytes = (int64_t{16} << 20) + 4 * numbers;
+    next_ = Value(device_.Allocate(bytes + RoundUp(device_.OwnBytes(), kTensorAlignment)));
   }
   CudaDevice& device() { return device_; }
   Tensor Put(const Numbers& numbers, ElementType element) {
@@ -108,7 +109,7 @@ class Product {
 
   Numbers OfWeights(const Matrix& a, const Matrix& b, const Case& c, bool is_transposed,
                     const Numbers& old, const Numbers& bias) {
-    DeviceTensors tensors(engine_);
+    DeviceTensors tensors(engine_, a.rows * a.columns + b.rows * b.columns + a.rows * b.columns);
     const ElementType to = c.c_is_float ? ElementType::kFloat32 : element_;
     const Tensor out = tensors.Put(old.empty() ? Numbers(a.rows * b.columns, NAN) : old, to);
     const Matrix stored = is_transposed ? Transposed(b) : b;
@@ -128,7 +129,7 @@ class Product {
 
   // Of gradients, in calls of `part` rows.
   Numbers OfRows(const Matrix& x, const Matrix& dy, const Numbers& old, int64_t part) {
-    DeviceTensors tensors(engine_);
+    DeviceTensors tensors(engine_, x.rows * (x.columns + dy.columns) + x.columns * dy.columns);
     const Tensor sums = tensors.Put(old, ElementType::kFloat32);
     const Tensor a = tensors.Put(x.numbers, element_), b = tensors.Put(dy.numbers, element_);
     for (int64_t first = 0; first < x.rows; first += part) {
@@ -236,19 +237,28 @@ TEST_P(ProductConformance, RowsHaveTheirBitsInAnyCall) {
   }
 }
 
-// As many rows as keep every multiprocessor busy with large tiles, and few of them alone.
+// As many rows as keep every multiprocessor busy with large or wide tiles, and few of them alone.
+// On a large GPU gradients take turns.
 TEST_P(ProductConformance, RowsHaveTheirBitsInTilesOfAnySize) {
   const ElementType element = GetParam().element;
   const std::unique_ptr<cuda::CudaBackend> engine = GetParam().make();
+  const int64_t multiprocessors = engine->device().multiprocessors();
   Random random(5);
-  const Case c{.rows = 128 * engine->device().multiprocessors(), .columns = 128, .depth = 16};
+  const Case c{.rows = 128 * multiprocessors, .columns = 384, .depth = 24 * multiprocessors};
   const Matrix a = RandomMatrix(random, c.rows, c.depth, element);
   const Matrix b = RandomMatrix(random, c.depth, c.columns, element);
-  const Numbers whole = Product(*engine, element).OfWeights(a, b, c, true, {}, {});
   Matrix some{64, c.depth, {}};
   some.numbers.assign(a.numbers.begin(), a.numbers.begin() + some.rows * c.depth);
-  const Numbers part = Product(*engine, element).OfWeights(some, b, c, true, {}, {});
-  EXPECT_TRUE(SameBits(part, Numbers(whole.begin(), whole.begin() + some.rows * c.columns)));
+  const auto in_layout = [&](const Matrix& of, int layout) {
+    Product product(*engine, element);
+    if (layout < 2) return product.OfWeights(of, b, c, layout == 0, {}, {});
+    return product.OfRows(Transposed(of), b, Numbers(of.rows * c.columns), c.depth);
+  };
+  for (int layout = 0; layout < 3; ++layout) {
+    const Numbers whole = in_layout(a, layout), part = in_layout(some, layout);
+    EXPECT_TRUE(SameBits(part, Numbers(whole.begin(), whole.begin() + some.rows * c.columns)))
+        << layout;
+  }
 }
 
 // C by each layout of A and B.
@@ -414,7 +424,7 @@ TEST_P(ProductConformance, SumsOfColumnsAreInOrder) {
   };
   for (const Sums& c : {Sums{3, 40, 1}, {2500, 40, 1}, {(2048 + 100) * 5, 40, 5}}) {
     SCOPED_TRACE(absl::StrCat(c.rows, "x", c.columns, " of ", c.per_row));
-    DeviceTensors tensors(*engine);
+    DeviceTensors tensors(*engine, 0);
     const Numbers in = RandomMatrix(random, c.rows, c.columns, element).numbers;
     const Numbers old = RandomNumbers(random, c.columns, round, wide);
     const Tensor on_device = tensors.Put(in, element);

@@ -117,6 +117,9 @@ std::string Sm80Expression(const KernelRow& row) {
     case KernelKind::kProductRowsRows:
     case KernelKind::kProductRowsDepth:
     case KernelKind::kProductDepthDepth:
+      if (row.wide) {
+        return absl::StrCat("WideProductKernel<", math, ", ", ProductLayoutOf(row), ">");
+      }
       return absl::StrCat("ProductKernel<", math,
                           ", attnd::", row.small ? "kSmallProductTile" : "kProductTile", ", ",
                           ProductLayoutOf(row), ">");

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "attention/dropout.h"
 #include "attention/shard.h"
@@ -151,24 +152,17 @@ void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
   desc.operand = cuda::BiasCode(operand);
   ProductDesc& p = desc.product;
   p.turns = queue_.turns();
-  LayerKernel kernel = KernelKind::kDenseProduct;
-  if (const auto fast = TensorCoreKernel(desc, operand); fast.has_value() && queue_.Has(*fast)) {
-    kernel = *fast;
-  }
+  const LayerKernel kernel = KernelOf(desc, operand);
   const bool is_plain = kernel.kind == KernelKind::kDenseProduct;
-  LayerKernel small = kernel;
-  small.small = true;
-  if (queue_.Has(small) && IsFasterInSmallTiles(p, engine_.device().multiprocessors())) {
-    kernel = small;
-  }
-  const int32_t tile = is_plain ? kPlainTile : kernel.small ? kSmallProductTile : kProductTile;
+  const ProductTileSize tile = TileSizeOf(kernel);
   const double row_flops = 2.0 * p.columns * std::max(p.depth, 1);
   const double gain = GainOf(kernel);
   int64_t most = static_cast<int64_t>(gain * kPlainFlops / row_flops);
   if (!is_plain) {
-    most = std::min(most, LaunchQueue::kTurns / ProductTilesAlong(p.columns, tile) * tile);
+    most = std::min(most,
+                    LaunchQueue::kTurns / ProductTilesAlong(p.columns, tile.columns) * tile.rows);
   }
-  most = std::max(most / tile, int64_t{1}) * tile;
+  most = std::max(most / tile.rows, int64_t{1}) * tile.rows;
   const auto* a = static_cast<const std::byte*>(p.a);
   auto* c = static_cast<std::byte*>(p.c);
   const int64_t rows = p.rows;
@@ -178,12 +172,49 @@ void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
     p.c = c + first * p.c_stride * CodeBytes(p.c_element);
     p.rows = static_cast<int32_t>(std::min(most, rows - first));
     const double flops = row_flops * p.rows;
+    const int64_t tiles = ProductTiles(p, tile.rows, tile.columns);
     if (is_plain) {
-      queue_.Add(kernel, desc, ProductTiles(p, tile), flops);
+      queue_.Add(kernel, desc, tiles, flops);
+    } else if (kernel.wide) {
+      queue_.Add(kernel, WideDescOf(desc), tiles * ProductTurns(p), flops / gain);
     } else {
-      queue_.Add(kernel, p, ProductTiles(p, tile) * ProductTurns(p), flops / gain);
+      queue_.Add(kernel, p, tiles * ProductTurns(p), flops / gain);
     }
   }
+}
+
+LayerKernel CudaDevice::KernelOf(const PlainProductDesc& desc, ElementType operand) const {
+  std::optional<LayerKernel> large = TensorCoreKernel(desc, operand);
+  if (!large.has_value()) return KernelKind::kDenseProduct;
+  LayerKernel small = *large, wide = *large;
+  small.small = true;
+  wide.wide = true;
+  absl::InlinedVector<LayerKernel, 3> there;
+  for (const LayerKernel& kernel : {*large, small, wide}) {
+    if (queue_.Has(kernel)) there.push_back(kernel);
+  }
+  if (there.empty()) return KernelKind::kDenseProduct;
+  return FastestOf(there, desc.product, engine_.device().multiprocessors());
+}
+
+// Of 16-bit operands, `size` rows (columns) of C in tiles of `tile`.
+TensorMap CudaDevice::MapOfOperand(const void* data, int64_t stride, bool by_depth, int32_t size,
+                                   int32_t depth, int32_t tile) {
+  RowsBox box = {.address = reinterpret_cast<uint64_t>(data),
+                 .columns = by_depth ? size : depth,
+                 .rows = by_depth ? depth : size,
+                 .heads = 1,
+                 .entries = 1,
+                 .row_bytes = 2 * stride,
+                 .box_rows = by_depth ? kWideProductStep : tile};
+  box.head_bytes = box.entry_bytes = box.rows * box.row_bytes;
+  return queue_.MapOf(box);
+}
+WideProductDesc CudaDevice::WideDescOf(const PlainProductDesc& desc) {
+  const ProductDesc& p = desc.product;
+  return {
+      p, MapOfOperand(p.a, p.a_stride, desc.a_by_depth != 0, p.rows, p.depth, kWideProductRows),
+      MapOfOperand(p.b, p.b_stride, desc.b_by_depth != 0, p.columns, p.depth, kWideProductColumns)};
 }
 
 void CudaDevice::Multiply(const WeightProduct& product) {

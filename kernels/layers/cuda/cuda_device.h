@@ -72,6 +72,10 @@ class CudaDevice final : public ModuleDevice {
   absl::Status QueueAttention(cuda::InPlaceCall& call, const std::stop_token& stop);
   void AddNumbers(NumbersDesc desc);
   void AddProduct(PlainProductDesc desc, ElementType operand);
+  LayerKernel KernelOf(const PlainProductDesc& desc, ElementType operand) const;
+  TensorMap MapOfOperand(const void* data, int64_t stride, bool by_depth, int32_t size,
+                         int32_t depth, int32_t tile);
+  WideProductDesc WideDescOf(const PlainProductDesc& desc);
   void AddSums(ColumnSumsDesc desc, double flops);
   cuda::DevicePart PartAt(const std::byte* begin, int64_t bytes) const;
 

@@ -20,15 +20,17 @@ std::unique_ptr<cuda::CudaBackend> MakeEmulatedForProducts() {
       {.architecture = kArchitecture, .shared = {.count_conflicts = false, .detect_races = true}});
 }
 
-bool IsSmall(const KernelRow& row) { return row.small; }
 bool IsProduct(const std::string& name) { return name.rfind("product_", 0) == 0; }
-enum class Tiles { kSmall, kLarge };
-// Which makes all products in tiles of this size, without conflicts of banks, and tells the kernels
-// that ran.
-std::unique_ptr<cuda::CudaBackend> MakeOf(Tiles tiles, Names* names) {
+bool IsSmall(const KernelRow& row) { return row.small; }
+bool IsLarge(const KernelRow& row) { return IsProduct(NameOf(row)) && !row.small && !row.wide; }
+bool IsWide(const KernelRow& row) { return row.wide; }
+// An engine that makes all products in tiles of a size, the others of which it `lacks`, without
+// conflicts of banks, and tells the kernels that ran.
+std::unique_ptr<cuda::CudaBackend> MakeOf(bool (*is_size)(const KernelRow&), Names* names) {
   cuda::EmulatedDeviceOptions options = {
-      .architecture = Architecture::kSm80,
-      .shared = {.count_conflicts = true, .detect_races = true},
+      .architecture = is_size == IsWide ? Architecture::kSm90 : Architecture::kSm80,
+      // Banks are counted by thread, and products of warpgroups read by whole panels.
+      .shared = {.count_conflicts = is_size != IsWide, .detect_races = true},
       .observer = [names](const KernelRow& row, const emulator::LaunchReport& report) {
         const std::string name = NameOf(row);
         names->insert(name);
@@ -37,8 +39,9 @@ std::unique_ptr<cuda::CudaBackend> MakeOf(Tiles tiles, Names* names) {
           EXPECT_EQ(bank.conflicts, 0) << name << " " << bank.site.line();
         }
       }};
-  if (tiles == Tiles::kLarge) options.lacks = IsSmall;
-  if (tiles == Tiles::kSmall) options.multiprocessors = 1 << 20;
+  options.lacks = [is_size](const KernelRow& row) {
+    return IsProduct(NameOf(row)) && !is_size(row);
+  };
   return cuda::MakeEmulatedEngine(options);
 }
 
@@ -48,6 +51,10 @@ INSTANTIATE_TEST_SUITE_P(
                                       ElementType::kFloat16},
                     ConformanceDevice{"sm80_float16", MakeEmulatedForProducts<Architecture::kSm80>,
                                       ElementType::kFloat16},
+                    ConformanceDevice{"sm90_float16", MakeEmulatedForProducts<Architecture::kSm90>,
+                                      ElementType::kFloat16},
+                    ConformanceDevice{"sm90_bfloat16", MakeEmulatedForProducts<Architecture::kSm90>,
+                                      ElementType::kBFloat16},
                     ConformanceDevice{"sm80_bfloat16", MakeEmulatedForProducts<Architecture::kSm80>,
                                       ElementType::kBFloat16},
                     ConformanceDevice{"sm80_float32", MakeEmulatedForProducts<Architecture::kSm80>,
@@ -68,10 +75,13 @@ TEST(Products, HaveTheSameBitsInTilesOfAnySize) {
   for (ElementType element :
        {ElementType::kFloat16, ElementType::kBFloat16, ElementType::kFloat32}) {
     SCOPED_TRACE(ElementName(element));
-    Names large, small;
-    const std::vector<double> numbers = NumbersOfProducts(*MakeOf(Tiles::kLarge, &large), element);
-    EXPECT_EQ(numbers, NumbersOfProducts(*MakeOf(Tiles::kSmall, &small), element));
+    Names large, small, wide;
+    const std::vector<double> numbers = NumbersOfProducts(*MakeOf(IsLarge, &large), element);
+    EXPECT_EQ(numbers, NumbersOfProducts(*MakeOf(IsSmall, &small), element));
     EXPECT_FALSE(numbers.empty());
+    if (element != ElementType::kFloat32) {
+      EXPECT_EQ(numbers, NumbersOfProducts(*MakeOf(IsWide, &wide), element));
+    }
     Names products;
     for (const std::string& name : small) {
       if (IsProduct(name)) products.insert(name.substr(0, name.find("_small")));
@@ -80,6 +90,7 @@ TEST(Products, HaveTheSameBitsInTilesOfAnySize) {
     for (const std::string& name : products) {
       EXPECT_EQ(small.count(name), 0u) << name;
       EXPECT_EQ(large.count(name), 1u) << name;
+      EXPECT_EQ(wide.count(name + "_wide"), element == ElementType::kFloat32 ? 0u : 1u) << name;
     }
   }
 }

@@ -52,9 +52,16 @@ const void* LaunchQueue::Constants(const void* data, int64_t bytes) {
   return reinterpret_cast<const void*>(Append(data, bytes));
 }
 
+TensorMap LaunchQueue::MapOf(const RowsBox& box) {
+  const absl::StatusOr<TensorMap> map = device_.Encode(box);
+  status_.Update(map.status());
+  return map.ok() ? *map : TensorMap{};
+}
+
 const KernelRow* LaunchQueue::RowOf(const LayerKernel& kernel) const {
   const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const KernelRow& r) {
-    return r.kind == kernel.kind && r.element == kernel.element && r.small == kernel.small;
+    return r.kind == kernel.kind && r.element == kernel.element && r.small == kernel.small &&
+           r.wide == kernel.wide;
   });
   return row == rows_.end() ? nullptr : &*row;
 }

@@ -5,7 +5,8 @@
 //
 // Memory   kBytes of the device's, zeroed: descriptors, a place for what passes to and from the
 //          host, turns of products.
-// Errors   of a launch within Add: the next Flush returns it, and what was queued is forgotten.
+// Errors   of a launch within Add, of MapOf: the next Flush returns it, and what was queued is
+// forgotten.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,7 @@ struct LayerKernel {
   KernelKind kind;
   // Of products on tensor cores.
   ElementType element = ElementType::kFloat16;
-  bool small = false;
+  bool small = false, wide = false;
 
   LayerKernel(KernelKind of,
               ElementType multiplied = ElementType::kFloat16)  // NOLINT: a kind is one
@@ -51,6 +52,8 @@ class LaunchQueue {
   uint64_t PlaceFor(int64_t bytes);
   // A place where the kernel of the next Add finds these bytes.
   const void* Constants(const void* data, int64_t bytes);
+  // Tiles of a 16-bit tensor for the kernel of the next Add.
+  TensorMap MapOf(const RowsBox& box);
   // Whether the device has this kernel: of operations of any element it has all.
   bool Has(const LayerKernel& kernel) const { return RowOf(kernel) != nullptr; }
   // `desc` is the kernel's; `flops` about what it computes, or moves in bytes.
@@ -89,7 +92,7 @@ class LaunchQueue {
   int64_t sent_constants_ = 0;  // so many bytes of them are on the device
   std::vector<cuda::KernelStep> slice_;
   double slice_seconds_ = 0;
-  absl::Status status_;  // of a launch within Add
+  absl::Status status_;  // of a launch within Add, of MapOf
 };
 
 }  // namespace attnd

@@ -1,6 +1,6 @@
 // How fast products of layers are on the GPU of this machine: TFLOP/s of y = x·Wᵀ, dx = dy·W and
 // dW = xᵀ·dy of 16,384 rows, and of 512, which leave most of a large GPU idle but for small tiles.
-// Usage: product_benchmark [float16|bfloat16|float32]
+// Usage: product_benchmark [float16|bfloat16|float32] [ROWS]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -48,11 +48,19 @@ void Run(cuda::CudaBackend& engine, ElementType element, int64_t rows) {
           .weight = {.weight = {weight, element}, .rows = to, .columns = width, .operand = element},
           .is_transposed = true,
           .c = {y, element}};
-      const double forward = SecondsOf(device, rows, [&] { device.Multiply(product); });
+      const double flops =
+          2e-12 * static_cast<double>(rows) * static_cast<double>(width) * static_cast<double>(to);
+      const auto print = [&](double seconds) {
+        std::printf(" %8.1f", flops / seconds);
+        std::fflush(stdout);
+      };
+      std::printf("%6ld %6ld %6ld", static_cast<long>(rows), static_cast<long>(width),
+                  static_cast<long>(to));
+      print(SecondsOf(device, rows, [&] { device.Multiply(product); }));
       product.is_transposed = false;
       product.a = {y, element};
       product.c = {x, element};
-      const double backward = SecondsOf(device, rows, [&] { device.Multiply(product); });
+      print(SecondsOf(device, rows, [&] { device.Multiply(product); }));
       const GradientProduct gradient{.rows = rows,
                                      .a = {y, element},
                                      .b = {x, element},
@@ -60,12 +68,8 @@ void Run(cuda::CudaBackend& engine, ElementType element, int64_t rows) {
                                      .b_columns = width,
                                      .operand = element,
                                      .sums = reinterpret_cast<float*>(sums)};
-      const double of_weights = SecondsOf(device, rows, [&] { device.AddGradient(gradient); });
-      const double flops =
-          2e-12 * static_cast<double>(rows) * static_cast<double>(width) * static_cast<double>(to);
-      std::printf("%6ld %6ld %6ld %8.1f %8.1f %8.1f\n", static_cast<long>(rows),
-                  static_cast<long>(width), static_cast<long>(to), flops / forward,
-                  flops / backward, flops / of_weights);
+      print(SecondsOf(device, rows, [&] { device.AddGradient(gradient); }));
+      std::printf("\n");
     }
   }
 }
@@ -83,5 +87,9 @@ int main(int argc, char** argv) {
   attnd::cuda::CudaBackend engine(*std::move(gpu));
   std::printf("%s, %s, TFLOP/s\n%6s %6s %6s %8s %8s %8s\n", engine.device().info().device.c_str(),
               name.c_str(), "rows", "width", "to", "y", "dx", "dW");
+  if (argc > 2) {
+    attnd::Run(engine, element, std::stol(argv[2]));
+    return 0;
+  }
   for (int64_t rows : {512, 16384}) attnd::Run(engine, element, rows);
 }

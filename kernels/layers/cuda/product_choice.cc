@@ -1,14 +1,17 @@
 #include "kernels/layers/cuda/product_choice.h"
 
+#include <algorithm>
+
 #include "base/round_up.h"
 
 namespace attnd {
 namespace {
 
-// Of a large tile's time: a quarter of its products, for each of which warps of 32 × 32 numbers
-// read twice the operands from shared memory. That takes 64 cycles for 16 of the depth, and the
-// tensor cores of an H100 205 for a large tile's. Of float32 both take three times as much.
-constexpr double kSmallTileTime = 0.31;
+// Of a large tile's time. Small: a quarter of its products, for each of which warps of 32 × 32
+// numbers read twice the operands from shared memory. That takes 64 cycles for 16 of the depth, and
+// the tensor cores of an H100 205 for a large tile's. Of float32 both take three times as much.
+// Wide: twice its products, measured.
+constexpr double kSmallTileTime = 0.31, kWideTileTime = 1.25;
 
 // Of numbers of which 16 bytes are `chunk`.
 bool IsInChunks(const void* data, int64_t stride, int64_t chunk) {
@@ -16,8 +19,11 @@ bool IsInChunks(const void* data, int64_t stride, int64_t chunk) {
          stride * 16 < kMostProductRowBytes * chunk;
 }
 
-int64_t TilesOfOne(const ProductDesc& p, int32_t tile_size, int multiprocessors) {
-  return DivideUp(ProductTiles(p, tile_size) * ProductTurns(p), multiprocessors);
+double TimeIn(const LayerKernel& kernel, const ProductDesc& p, int multiprocessors) {
+  const ProductTileSize size = TileSizeOf(kernel);
+  const int64_t tiles = ProductTiles(p, size.rows, size.columns) * ProductTurns(p);
+  const double of_one = kernel.small ? kSmallTileTime : kernel.wide ? kWideTileTime : 1;
+  return of_one * static_cast<double>(DivideUp(tiles, int64_t{multiprocessors}));
 }
 
 }  // namespace
@@ -39,9 +45,19 @@ std::optional<LayerKernel> TensorCoreKernel(const PlainProductDesc& desc, Elemen
                      operand);
 }
 
-bool IsFasterInSmallTiles(const ProductDesc& p, int multiprocessors) {
-  return kSmallTileTime * TilesOfOne(p, kSmallProductTile, multiprocessors) <
-         TilesOfOne(p, kProductTile, multiprocessors);
+ProductTileSize TileSizeOf(const LayerKernel& kernel) {
+  if (kernel.kind == KernelKind::kDenseProduct) return {kPlainTile, kPlainTile};
+  if (kernel.wide) return {kWideProductRows, kWideProductColumns};
+  const int32_t size = kernel.small ? kSmallProductTile : kProductTile;
+  return {size, size};
+}
+
+LayerKernel FastestOf(absl::Span<const LayerKernel> kernels, const ProductDesc& p,
+                      int multiprocessors) {
+  return *std::min_element(kernels.begin(), kernels.end(),
+                           [&](const LayerKernel& a, const LayerKernel& b) {
+                             return TimeIn(a, p, multiprocessors) < TimeIn(b, p, multiprocessors);
+                           });
 }
 
 }  // namespace attnd

@@ -8,6 +8,7 @@
 
 #include <optional>
 
+#include "absl/types/span.h"
 #include "kernels/dense/dense_params.h"
 #include "kernels/layers/cuda/launch_queue.h"
 
@@ -16,7 +17,15 @@ namespace attnd {
 // The kernel of tensor cores for this product, with large tiles, if any can make it.
 std::optional<LayerKernel> TensorCoreKernel(const PlainProductDesc& desc, ElementType operand);
 
-// Whether small tiles are predicted to be faster.
-bool IsFasterInSmallTiles(const ProductDesc& p, int multiprocessors);
+// Rows and columns of C that a block of this kernel makes at a time.
+struct ProductTileSize {
+  int32_t rows, columns;
+};
+ProductTileSize TileSizeOf(const LayerKernel& kernel);
+
+// The one of these kernels that is predicted to be done first, of equal ones the first. At least
+// one.
+LayerKernel FastestOf(absl::Span<const LayerKernel> kernels, const ProductDesc& p,
+                      int multiprocessors);
 
 }  // namespace attnd

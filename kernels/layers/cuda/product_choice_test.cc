@@ -7,6 +7,15 @@
 namespace attnd {
 namespace {
 
+LayerKernel KernelIn(bool small, bool wide) {
+  LayerKernel kernel = KernelKind::kProductRowsRows;
+  kernel.small = small;
+  kernel.wide = wide;
+  return kernel;
+}
+const LayerKernel kLarge = KernelIn(false, false), kSmall = KernelIn(true, false),
+                  kWide = KernelIn(false, true);
+
 TEST(ProductChoice, TakesSmallTilesWhereLargeOnesLeaveMultiprocessorsIdle) {
   struct Case {
     std::string name;
@@ -29,8 +38,20 @@ TEST(ProductChoice, TakesSmallTilesWhereLargeOnesLeaveMultiprocessorsIdle) {
   for (const Case& c : cases) {
     const ProductDesc p = {
         .rows = c.rows, .columns = c.columns, .depth = c.depth, .result = c.result};
-    EXPECT_EQ(IsFasterInSmallTiles(p, c.multiprocessors), c.small) << c.name;
+    EXPECT_EQ(FastestOf({kLarge, kSmall}, p, c.multiprocessors).small, c.small) << c.name;
   }
+}
+
+TEST(ProductChoice, TakesWideTilesWhereTheyFillMultiprocessors) {
+  const ProductDesc many = {.rows = 16384, .columns = 3072, .depth = 768, .result = kProductStore};
+  EXPECT_TRUE(FastestOf({kLarge, kSmall, kWide}, many, 132).wide);
+  const ProductDesc few = {.rows = 512, .columns = 768, .depth = 768, .result = kProductStore};
+  EXPECT_TRUE(FastestOf({kLarge, kSmall, kWide}, few, 132).small);
+  // 128 large tiles take one turn of 132 multiprocessors, 64 wide ones a longer one.
+  const ProductDesc one_turn = {
+      .rows = 512, .columns = 4096, .depth = 1024, .result = kProductStore};
+  const LayerKernel chosen = FastestOf({kLarge, kSmall, kWide}, one_turn, 132);
+  EXPECT_FALSE(chosen.small || chosen.wide);
 }
 
 }  // namespace

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "tests/emulator/product_sm90.h"
-#include "tests/emulator/host/host_instructions_sm80.h"
 #include "kernels/ptx/tensor_map.h"
+#include "tests/emulator/host/host_instructions_sm80.h"
+#include "tests/emulator/product_sm90.h"
 
 namespace attnd::ptx {
 
@@ -21,7 +21,7 @@ struct WarpgroupLane {
   bool adds;
   const uint32_t* a;  // null: matrix_a
   uint64_t matrix_a, matrix_b;
-  bool across;
+  bool across_a, across_b;
   SourceLocation where;
 };
 inline void RunWarpgroup(void* const* lanes, uint32_t) {
@@ -30,7 +30,8 @@ inline void RunWarpgroup(void* const* lanes, uint32_t) {
                                 .groups = first.groups,
                                 .adds = first.adds,
                                 .in_registers = first.a != nullptr,
-                                .across = first.across,
+                                .across_a = first.across_a,
+                                .across_b = first.across_b,
                                 .matrix_a = first.matrix_a,
                                 .first_row = emulator::CurrentThread() / 32 % 4 * 16,
                                 .matrix_b = first.matrix_b,
@@ -45,8 +46,9 @@ inline void RunWarpgroup(void* const* lanes, uint32_t) {
 template <int kGroups>
 void Warpgroup(emulator::HalfKind kind, float (&c)[kGroups][4], const uint32_t* a,
                uint64_t matrix_a, uint64_t matrix_b, bool adds, const SourceLocation& where,
-               bool across = false) {
-  WarpgroupLane lane{kind, kGroups, &c[0][0], adds, a, matrix_a, matrix_b, across, where};
+               bool across_a = false, bool across_b = false) {
+  WarpgroupLane lane{kind,     kGroups,  &c[0][0], adds,     a,
+                     matrix_a, matrix_b, across_a, across_b, where};
   emulator::MeetInWarp(&RunWarpgroup, &lane, kAllLanes, where);
 }
 
@@ -210,11 +212,15 @@ void WarpgroupBFloat16(float (&c)[kGroups][4], const uint32_t (&a)[4], uint64_t 
   }                                                                                   \
   template <int kGroups>                                                              \
   void Name##AcrossFirst(float(&c)[kGroups][4], uint64_t a, uint64_t b, ATTN_WHERE) { \
-    host::Warpgroup(kind, c, nullptr, a, b, false, where, true);                      \
+    host::Warpgroup(kind, c, nullptr, a, b, false, where, true, true);                \
   }                                                                                   \
   template <int kGroups>                                                              \
   void Name##Across(float(&c)[kGroups][4], uint64_t a, uint64_t b, ATTN_WHERE) {      \
-    host::Warpgroup(kind, c, nullptr, a, b, true, where, true);                       \
+    host::Warpgroup(kind, c, nullptr, a, b, true, where, true, true);                 \
+  }                                                                                   \
+  template <int kGroups>                                                              \
+  void Name##AcrossB(float(&c)[kGroups][4], uint64_t a, uint64_t b, ATTN_WHERE) {     \
+    host::Warpgroup(kind, c, nullptr, a, b, true, where, false, true);                \
   }
 ATTN_STORED_PRODUCTS(WarpgroupHalf, emulator::HalfKind::kFloat16)
 ATTN_STORED_PRODUCTS(WarpgroupBFloat16, emulator::HalfKind::kBFloat16)
