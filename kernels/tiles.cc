@@ -232,10 +232,14 @@ void AddDense(std::vector<KernelRow>& rows) {
         KernelKind::kDenseRotary, KernelKind::kDenseSquares, KernelKind::kDenseStep,
         KernelKind::kDenseProduct}) {
     const bool is_product = kind == KernelKind::kDenseProduct;
+    const bool is_norm = kind == KernelKind::kDenseNorm;
+    const bool is_sums = kind == KernelKind::kDenseColumnSums;
+    // Blocks that wait for memory together; on sm_70 some of what they compute with spills.
+    const int blocks = is_product ? 2 : is_norm ? 3 : is_sums ? 4 : 1;
     rows.push_back({.kind = kind,
-                    .tile = {0, 0, 0, is_product ? 2 : 1},
+                    .tile = {0, 0, 0, blocks},
                     .reason = "layers of modules",
-                    .spill_bytes = is_product ? 16 : 0});
+                    .spill_bytes = is_product ? 16 : is_norm || is_sums ? 48 : 0});
   }
 }
 

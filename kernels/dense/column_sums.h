@@ -1,9 +1,9 @@
 // ColumnSumsKernel: gradients of biases and norms (ColumnSumsDesc): sums over rows of kSumColumns
-// columns a block. A warp sums a stretch of kSumStretch rows; one warp adds the stretches of a part
-// in order to those of the parts before in its block of rows, and the sum of a block of rows to
-// what stands there. Parts are summed side by side. Where each is a block of rows, the last one to
-// be done adds all of them, in their order; else they take turns to add. So calls cut at blocks of
-// rows give the bits of one.
+// columns a block. A thread sums a stretch of kSumStretch rows, eight columns of it where rows are
+// whole 16 bytes, else one; one warp adds the stretches of a part in order to those of the parts
+// before in its block of rows, and the sum of a block of rows to what stands there. Parts are
+// summed side by side. Where each is a block of rows, the last one to be done adds all of them, in
+// their order; else they take turns to add. So calls cut at blocks of rows give the bits of one.
 #pragma once
 
 #include "kernels/dense/norm.h"
@@ -11,22 +11,24 @@
 namespace attnd {
 
 struct ColumnSumsKernel {
-  static constexpr int kThreads = kSumThreads, kWarps = kThreads / 32;
+  static constexpr int kThreads = kSumThreads;
   static constexpr int kMostStretches = kSumMostRows / kSumStretch;
   struct Shared {
     float sums[kMostStretches][kSumColumns], weight_sums[kMostStretches][kSumColumns];
   };
-  static_assert(kSumColumns == 32 && kSumRows == kWarps * kSumStretch);
+  static_assert(kSumColumns == 32 && kSumMostRows % kSumStretch == 0);
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const ColumnSumsDesc d = *static_cast<const ColumnSumsDesc*>(params.dense);  // read at once
     const int warp = at.thread >> 5, lane = at.thread & 31;
     const Part part = PartOf(d, at.block);
     const int column = part.group * kSumColumns + lane;
-    for (int n = warp; n < part.Stretches(); n += kWarps) {
-      const Sums own = column < d.columns ? SumStretch(d, part, n, column) : Sums();
-      ptx::StoreSharedFloat(&shared.sums[n][lane], own.sum);
-      ptx::StoreSharedFloat(&shared.weight_sums[n][lane], own.weight_sum);
+    if (!IsWhole(d, d.in) || (d.weight_sums != nullptr && !IsWhole(d, d.x))) {
+      SumStretches<OneColumn>(d, part, at.thread, shared);
+    } else if (d.in.element == kBiasFloat32) {
+      SumStretches<EightFloats>(d, part, at.thread, shared);
+    } else {
+      SumStretches<EightHalves>(d, part, at.thread, shared);
     }
     ptx::SyncThreads();
     if (warp != 0) return;
@@ -60,42 +62,117 @@ struct ColumnSumsKernel {
     return {block % groups, number, begin, end, within == 0, end == block_end, end == d.rows};
   }
 
-  ATTN_HD static Sums SumStretch(const ColumnSumsDesc& d, const Part& part, int stretch,
-                                 int column) {
-    constexpr int kTogether = 16;  // rows whose loads wait together
+  // Whether rows are whole 16 bytes.
+  ATTN_HD static bool IsWhole(const ColumnSumsDesc& d, const DenseTensor& t) {
+    return t.element == d.in.element && reinterpret_cast<uint64_t>(t.data) % 16 == 0 &&
+           d.columns % kNeighbours == 0;
+  }
+
+  // Columns that a thread sums together: how it brings some rows of them, whose loads wait
+  // together, and their numbers.
+  struct OneColumn {
+    static constexpr int kColumns = 1, kRows = 8;
+    using Words = float[kRows];
+    ATTN_HD static void Load(const DenseTensor& t, int64_t index, int step, int rows, Words& to) {
+      LoadNumbers(t, rows, Strided{index, step}, to);
+    }
+    ATTN_HD static void Unpack(const DenseTensor&, float word, float (&numbers)[1]) {
+      numbers[0] = word;
+    }
+  };
+  struct EightFloats {
+    static constexpr int kColumns = kNeighbours, kRows = 4;
+    using Words = float[kRows][kNeighbours];
+    ATTN_HD static void Load(const DenseTensor& t, int64_t index, int step, int rows, Words& to) {
+      const char* at = PlaceOf(t, index);
+#pragma unroll
+      for (int n = 0; n < kRows; ++n) {
+        if (n < rows) LoadFloats(ptx::Offset(at, n, step * 4), to[n]);
+      }
+    }
+    ATTN_HD static void Unpack(const DenseTensor&, const float (&words)[kNeighbours],
+                               float (&numbers)[kNeighbours]) {
+#pragma unroll
+      for (int n = 0; n < kNeighbours; ++n) numbers[n] = words[n];
+    }
+  };
+  struct EightHalves {
+    static constexpr int kColumns = kNeighbours, kRows = 4;
+    using Words = uint4[kRows];
+    ATTN_HD static void Load(const DenseTensor& t, int64_t index, int step, int rows, Words& to) {
+      const char* at = PlaceOf(t, index);
+#pragma unroll
+      for (int n = 0; n < kRows; ++n) {
+        if (n < rows) to[n] = ptx::LoadGlobal128(ptx::Offset(at, n, step * 2));
+      }
+    }
+    ATTN_HD static void Unpack(const DenseTensor& t, const uint4& words,
+                               float (&numbers)[kNeighbours]) {
+      if (t.element == kBiasFloat16) {
+        attnd::Unpack<Float16>(words, numbers);
+      } else {
+        attnd::Unpack<BFloat16>(words, numbers);
+      }
+    }
+  };
+
+  template <class Columns>
+  ATTN_HD static void SumStretches(const ColumnSumsDesc& d, const Part& part, int thread,
+                                   Shared& shared) {
+    constexpr int kOfStretch = kSumColumns / Columns::kColumns;  // threads
+    const int within = thread % kOfStretch * Columns::kColumns;
+    const int column = part.group * kSumColumns + within;
+    for (int n = thread / kOfStretch; n < part.Stretches(); n += kThreads / kOfStretch) {
+      Sums sums[Columns::kColumns];
+      if (column < d.columns) SumStretch<Columns>(d, part, n, column, sums);
+#pragma unroll
+      for (int c = 0; c < Columns::kColumns; ++c) {
+        ptx::StoreSharedFloat(&shared.sums[n][within + c], sums[c].sum);
+        ptx::StoreSharedFloat(&shared.weight_sums[n][within + c], sums[c].weight_sum);
+      }
+    }
+  }
+  template <class Columns>
+  ATTN_HD static void SumStretch(const ColumnSumsDesc& d, const Part& part, int stretch, int column,
+                                 Sums (&sums)[Columns::kColumns]) {
+    constexpr int kRows = Columns::kRows;
     const int64_t first = part.begin + int64_t{stretch} * kSumStretch;
     const int64_t end = part.end - first < kSumStretch ? part.end : first + kSumStretch;
-    Sums sums;
-    for (int64_t row = first; row < end; row += kTogether) {
-      const Strided index = {row * d.columns + column, d.columns};
+    for (int64_t row = first; row < end; row += kRows) {
       const auto left = static_cast<int>(end - row);
-      float numbers[kTogether], x[kTogether] = {};
-      DenseStatistics statistics[kTogether] = {};
-      LoadNumbers(d.in, left, index, numbers);
+      typename Columns::Words in = {}, x = {};
+      DenseStatistics statistics[kRows] = {};
+      Columns::Load(d.in, row * d.columns + column, d.columns, left, in);
       if (d.weight_sums != nullptr) {
-        LoadNumbers(d.x, left, index, x);
+        Columns::Load(d.x, row * d.columns + column, d.columns, left, x);
 #pragma unroll
-        for (int n = 0; n < kTogether; ++n) {
+        for (int n = 0; n < kRows; ++n) {
           if (n >= left) break;
           statistics[n] = {ptx::LoadGlobalFloat(&d.statistics[row + n].mean),
                            ptx::LoadGlobalFloat(&d.statistics[row + n].rstd)};
         }
       }
 #pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
+      for (int n = 0; n < kRows; ++n) {
         if (n >= left) break;
-        const float number = RoundTo(d.operand, numbers[n]);
-        sums.sum = ptx::Add(sums.sum, number);
-        if (d.weight_sums == nullptr) continue;
-        const float normalised = RoundTo(d.round_element, Normalised(statistics[n], x[n]));
-        sums.weight_sum = ptx::Fma(number, normalised, sums.weight_sum);
+        float numbers[Columns::kColumns], of_x[Columns::kColumns];
+        Columns::Unpack(d.in, in[n], numbers);
+        Columns::Unpack(d.x, x[n], of_x);
+#pragma unroll
+        for (int c = 0; c < Columns::kColumns; ++c) {
+          const float number = RoundTo(d.operand, numbers[c]);
+          sums[c].sum = ptx::Add(sums[c].sum, number);
+          if (d.weight_sums == nullptr) continue;
+          const float normalised = RoundTo(d.round_element, Normalised(statistics[n], of_x[c]));
+          sums[c].weight_sum = ptx::Fma(number, normalised, sums[c].weight_sum);
+        }
       }
     }
-    return sums;
   }
 
   // `before` and then the part's stretches, in order.
   ATTN_HD static Sums SumOfStretches(const Part& part, int lane, Shared& shared, Sums before) {
+#pragma unroll 8
     for (int n = 0; n < part.Stretches(); ++n) {
       before.sum = ptx::Add(before.sum, ptx::LoadSharedFloat(&shared.sums[n][lane]));
       before.weight_sum =

@@ -81,41 +81,62 @@ enum CurveCode : int32_t {
   kCurveTanh
 };
 
-ATTN_HD float CurveValue(int32_t curve, float x) {
-  switch (curve) {
-    case kCurveRelu:
-      return x <= 0 ? 0 : x;
-    case kCurveGelu:
-      return ptx::Multiply(x, NormalOf(x).cumulative);
-    case kCurveGeluTanh:
-      return ptx::Multiply(x, GeluTanhGate(x));
-    case kCurveSilu:
-      return GateValue(1, x);
-    case kCurveQuickGelu:
-      return GateValue(kQuickGelu, x);
-    default:
-      return CurveTanh(x);
+// curve(x), and dy · the slope of the curve at x: ReLU lets dy pass or not, whatever it is.
+template <int32_t kCurve>
+ATTN_HD float CurveValue(float x) {
+  if constexpr (kCurve == kCurveRelu) {
+    return x <= 0 ? 0 : x;
+  } else if constexpr (kCurve == kCurveGelu) {
+    return ptx::Multiply(x, NormalOf(x).cumulative);
+  } else if constexpr (kCurve == kCurveGeluTanh) {
+    return ptx::Multiply(x, GeluTanhGate(x));
+  } else if constexpr (kCurve == kCurveSilu) {
+    return GateValue(1, x);
+  } else if constexpr (kCurve == kCurveQuickGelu) {
+    return GateValue(kQuickGelu, x);
+  } else {
+    return CurveTanh(x);
+  }
+}
+template <int32_t kCurve>
+ATTN_HD float SlopeTimes(float x, float dy) {
+  if constexpr (kCurve == kCurveRelu) {
+    return x <= 0 ? 0 : dy;
+  } else if constexpr (kCurve == kCurveGelu) {
+    const NormalAt normal = NormalOf(x);
+    return ptx::Multiply(dy, ptx::Fma(x, normal.density, normal.cumulative));
+  } else if constexpr (kCurve == kCurveGeluTanh) {
+    return ptx::Multiply(dy, GeluTanhSlope(x));
+  } else if constexpr (kCurve == kCurveSilu) {
+    return ptx::Multiply(dy, GateSlope(1, x));
+  } else if constexpr (kCurve == kCurveQuickGelu) {
+    return ptx::Multiply(dy, GateSlope(kQuickGelu, x));
+  } else {
+    const float t = CurveTanh(x);
+    return ptx::Multiply(dy, ptx::Fma(-t, t, 1));
   }
 }
 
-ATTN_HD float CurveSlope(int32_t curve, float x) {
+// body(Curve) with the curve as a constant, so that a loop within asks for it once.
+template <int32_t kCurve>
+struct KnownCurve {
+  static constexpr int32_t kCode = kCurve;
+};
+template <class Body>
+ATTN_HD void WithCurve(int32_t curve, const Body& body) {
   switch (curve) {
     case kCurveRelu:
-      return x > 0 ? 1 : 0;
-    case kCurveGelu: {
-      const NormalAt normal = NormalOf(x);
-      return ptx::Fma(x, normal.density, normal.cumulative);
-    }
+      return body(KnownCurve<kCurveRelu>());
+    case kCurveGelu:
+      return body(KnownCurve<kCurveGelu>());
     case kCurveGeluTanh:
-      return GeluTanhSlope(x);
+      return body(KnownCurve<kCurveGeluTanh>());
     case kCurveSilu:
-      return GateSlope(1, x);
+      return body(KnownCurve<kCurveSilu>());
     case kCurveQuickGelu:
-      return GateSlope(kQuickGelu, x);
-    default: {
-      const float t = CurveTanh(x);
-      return ptx::Fma(-t, t, 1);
-    }
+      return body(KnownCurve<kCurveQuickGelu>());
+    default:
+      return body(KnownCurve<kCurveTanh>());
   }
 }
 

@@ -68,7 +68,7 @@ struct ColumnSumsDesc {
   DenseTensor in;   // [rows, columns]
   int32_t operand;  // numbers are rounded to it first
   int32_t columns;
-  int64_t rows, block_rows;  // block_rows: a multiple of kSumRows
+  int64_t rows, block_rows;  // block_rows: a multiple of kSumStretch
   float* sums;               // or null
   float* weight_sums;        // or null
   DenseTensor x;             // as in; of norms
@@ -79,8 +79,8 @@ struct ColumnSumsDesc {
   // [parts, 2, columns].
   float* carries;
 };
-inline constexpr int32_t kSumColumns = 32, kSumStretch = 32, kSumThreads = 512,
-                         kSumRows = kSumStretch * kSumThreads / 32, kSumMostRows = 8 * kSumRows;
+inline constexpr int32_t kSumColumns = 32, kSumStretch = 32, kSumThreads = 128,
+                         kSumMostRows = 4096;
 constexpr int32_t SumGroups(const ColumnSumsDesc& d) {
   return (d.columns + kSumColumns - 1) / kSumColumns;
 }

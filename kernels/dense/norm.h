@@ -3,8 +3,9 @@
 //   mean = Σx/n (RMS: 0)   rstd = 1/√(Σ(x − mean)²/n + ε)   ν = (x − mean)·rstd
 //   y = round(ν)·(w + offset) + b
 //   dn = dy·(w + offset)   dx = (dn − Σdn/n − ν·Σ(dn·ν)/n)·rstd   (RMS: without Σdn/n)
-// Sums: a lane's columns are a chain, 32 apart; then a tree over lanes. A vector's bits depend on
-// the vector alone. It is read two or three times, from the cache but for the first.
+// Sums: a lane's columns are a chain, eight neighbours in every 256; then a tree over lanes. A
+// vector's bits depend on the vector alone. It is read two or three times, from the cache but for
+// the first.
 #pragma once
 
 #include "kernels/dense/elements.h"
@@ -35,24 +36,28 @@ struct NormKernel {
   }
 
  private:
-  // Columns of a lane whose loads wait together.
-  static constexpr int kTogether = 4, kStep = 32 * kTogether;
+  static constexpr int kStep = 32 * kNeighbours;
+  using Numbers = float[kNeighbours];
 
+  // A lane's columns are those from kNeighbours * lane on, in steps of kStep.
   struct Vector {
     const NormDesc& desc;
     int64_t begin;
     int lane;
-    // Of a lane's columns from `column` on.
-    ATTN_HD int Left(int column) const { return (desc.count - column + 31) / 32; }
-    ATTN_HD void Load(const DenseTensor& t, int column, float (&numbers)[kTogether]) const {
-      LoadNumbers(t, Left(column), Strided{begin + column, 32}, numbers);
+    template <class Body>
+    ATTN_HD void ForColumns(const Body& body) const {
+#pragma unroll 1
+      for (int c = lane * kNeighbours; c < desc.count; c += kStep) body(c, desc.count - c);
     }
-    ATTN_HD void LoadFactors(int column, float (&factors)[kTogether]) const {
+    ATTN_HD void Load(const DenseTensor& t, int column, Numbers& numbers) const {
+      LoadNeighbours(t, begin + column, desc.count - column, numbers);
+    }
+    ATTN_HD void LoadFactors(int column, Numbers& factors) const {
       if (desc.weight.data != nullptr) {
-        LoadNumbers(desc.weight, Left(column), Strided{column, 32}, factors);
+        LoadNeighbours(desc.weight, column, desc.count - column, factors);
       }
 #pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
+      for (int n = 0; n < kNeighbours; ++n) {
         factors[n] = desc.weight.data == nullptr ? 1 : ptx::Add(factors[n], desc.weight_offset);
       }
     }
@@ -65,86 +70,87 @@ struct NormKernel {
 
   ATTN_HD static DenseStatistics Statistics(const Vector& v) {
     const auto count = static_cast<float>(v.desc.count);
-    float mean = 0, x[kTogether];
+    float mean = 0;
     if (v.desc.is_centred != 0) {
       float sum = 0;
-      for (int c = v.lane; c < v.desc.count; c += kStep) {
-        v.Load(v.desc.x, c, x);
+      v.ForColumns([&](int column, int left) {
+        Numbers x;
+        v.Load(v.desc.x, column, x);
 #pragma unroll
-        for (int n = 0; n < kTogether; ++n) {
-          if (n < v.Left(c)) sum = ptx::Add(sum, x[n]);
+        for (int n = 0; n < kNeighbours; ++n) {
+          if (n < left) sum = ptx::Add(sum, x[n]);
         }
-      }
+      });
       mean = ptx::Divide(OverLanes(sum), count);
     }
     float squares = 0;
-    for (int c = v.lane; c < v.desc.count; c += kStep) {
-      v.Load(v.desc.x, c, x);
+    v.ForColumns([&](int column, int left) {
+      Numbers x;
+      v.Load(v.desc.x, column, x);
 #pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
+      for (int n = 0; n < kNeighbours; ++n) {
         const float away = ptx::Subtract(x[n], mean);
-        if (n < v.Left(c)) squares = ptx::Fma(away, away, squares);
+        if (n < left) squares = ptx::Fma(away, away, squares);
       }
-    }
+    });
     const float variance = ptx::Divide(OverLanes(squares), count);
     return {mean, ptx::Divide(1, ptx::SquareRoot(ptx::Add(variance, v.desc.epsilon)))};
   }
 
   ATTN_HD static void Forward(const Vector& v, const DenseStatistics& s) {
     const NormDesc& d = v.desc;
-    for (int c = v.lane; c < d.count; c += kStep) {
-      float x[kTogether], factors[kTogether], biases[kTogether] = {};
-      v.Load(d.x, c, x);
-      v.LoadFactors(c, factors);
-      if (d.bias.data != nullptr) LoadNumbers(d.bias, v.Left(c), Strided{c, 32}, biases);
+    v.ForColumns([&](int column, int left) {
+      Numbers y, factors, biases = {};
+      v.Load(d.x, column, y);
+      v.LoadFactors(column, factors);
+      if (d.bias.data != nullptr) LoadNeighbours(d.bias, column, left, biases);
 #pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        if (n >= v.Left(c)) break;
-        float y = RoundTo(d.round_element, Normalised(s, x[n]));
+      for (int n = 0; n < kNeighbours; ++n) {
+        y[n] = RoundTo(d.round_element, Normalised(s, y[n]));
         if (d.bias.data != nullptr) {
-          y = ptx::Fma(y, factors[n], biases[n]);
+          y[n] = ptx::Fma(y[n], factors[n], biases[n]);
         } else if (d.weight.data != nullptr) {
-          y = ptx::Multiply(y, factors[n]);
+          y[n] = ptx::Multiply(y[n], factors[n]);
         }
-        StoreNumber(d.out.data, d.out.element, v.begin + c + n * 32, y);
       }
-    }
+      StoreNeighbours(d.out, v.begin + column, left, y);
+    });
   }
 
   ATTN_HD static void Backward(const Vector& v, const DenseStatistics& s) {
     const NormDesc& d = v.desc;
-    float sum = 0, along = 0, x[kTogether], dy[kTogether], factors[kTogether];
-    for (int c = v.lane; c < d.count; c += kStep) {
-      v.Load(d.x, c, x);
-      v.Load(d.dy, c, dy);
-      v.LoadFactors(c, factors);
+    float sum = 0, along = 0;
+    v.ForColumns([&](int column, int left) {
+      Numbers x, dy, factors;
+      v.Load(d.x, column, x);
+      v.Load(d.dy, column, dy);
+      v.LoadFactors(column, factors);
 #pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        if (n >= v.Left(c)) break;
+      for (int n = 0; n < kNeighbours; ++n) {
+        if (n >= left) break;
         const float dn = ptx::Multiply(dy[n], factors[n]);
         sum = ptx::Add(sum, dn);
         along = ptx::Fma(dn, Normalised(s, x[n]), along);
       }
-    }
+    });
     const auto count = static_cast<float>(d.count);
     const float of_mean = d.is_centred != 0 ? ptx::Divide(OverLanes(sum), count) : 0;
     const float of_along = ptx::Divide(OverLanes(along), count);
-    for (int c = v.lane; c < d.count; c += kStep) {
-      float there[kTogether] = {};
-      v.Load(d.x, c, x);
-      v.Load(d.dy, c, dy);
-      v.LoadFactors(c, factors);
-      if (d.add != 0) v.Load(d.out, c, there);
+    v.ForColumns([&](int column, int left) {
+      Numbers x, dy, factors, there = {};
+      v.Load(d.x, column, x);
+      v.Load(d.dy, column, dy);
+      v.LoadFactors(column, factors);
+      if (d.add != 0) v.Load(d.out, column, there);
 #pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        if (n >= v.Left(c)) break;
+      for (int n = 0; n < kNeighbours; ++n) {
         const float dn = ptx::Multiply(dy[n], factors[n]);
         const float less = ptx::Fma(-Normalised(s, x[n]), of_along, ptx::Subtract(dn, of_mean));
         const float dx = ptx::Multiply(less, s.rstd);
-        StoreNumber(d.out.data, d.out.element, v.begin + c + n * 32,
-                    d.add != 0 ? Added(d.out.element, there[n], dx) : dx);
+        x[n] = d.add != 0 ? Added(d.out.element, there[n], dx) : dx;
       }
-    }
+      StoreNeighbours(d.out, v.begin + column, left, x);
+    });
   }
 };
 

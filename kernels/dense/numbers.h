@@ -41,13 +41,10 @@ struct NumbersKernel {
     if (d.op != kNumbersZero) LoadNeighbours(d.a, p.At(d.a_stride), p.count, a);
     if (d.b.data != nullptr) LoadNeighbours(d.b, p.At(d.a_stride), p.count, b);
     if (d.add != 0) LoadNeighbours(d.out, p.At(d.out_stride), p.count, there);
-    uint32_t bytes[2] = {};
-    if (d.op == kNumbersDrop) DropBytes(d, p, bytes);
+    Apply(d, p, a, b);
+    if (d.add != 0) {
 #pragma unroll
-    for (int n = 0; n < kNeighbours; ++n) {
-      const uint32_t byte = ElementwiseDropoutByteOf(bytes[n >> 2], static_cast<uint32_t>(n));
-      a[n] = d.op == kNumbersZero ? 0 : Value(d, a[n], b[n], byte);
-      if (d.add != 0) a[n] = Added(d.out.element, there[n], a[n]);
+      for (int n = 0; n < kNeighbours; ++n) a[n] = Added(d.out.element, there[n], a[n]);
     }
     StoreNeighbours(d.out, p.At(d.out_stride), p.count, a);
   }
@@ -79,32 +76,48 @@ struct NumbersKernel {
       }
     }
   }
-  ATTN_HD static float Value(const NumbersDesc& d, float a, float b, uint32_t byte) {
+  // a ← f(a, b). The operation is asked for once, not for each number.
+  ATTN_HD static void Apply(const NumbersDesc& d, const Place& p, Numbers& a, const Numbers& b) {
     switch (d.op) {
       case kNumbersScaled:
-        return ptx::Multiply(a, d.scale);
+        return Each(a, [&](int n) { return ptx::Multiply(a[n], d.scale); });
       case kNumbersSum:
-        return ptx::Fma(b, d.scale, a);
+        return Each(a, [&](int n) { return ptx::Fma(b[n], d.scale, a[n]); });
       case kNumbersProduct:
-        return ptx::Multiply(a, ptx::Multiply(b, d.scale));
+        return Each(a, [&](int n) { return ptx::Multiply(a[n], ptx::Multiply(b[n], d.scale)); });
       case kNumbersDrop:
-        return byte < d.threshold ? 0 : ptx::Multiply(a, d.scale);
+        return Drop(d, p, a);
       case kNumbersCurve:
-        return CurveValue(d.curve, a);
+        return WithCurve(d.curve, [&](auto curve) {
+          Each(a, [&](int n) { return CurveValue<decltype(curve)::kCode>(a[n]); });
+        });
       case kNumbersSlope:
-        return ptx::Multiply(b, CurveSlope(d.curve, a));
-      default:
-        return a;
+        return WithCurve(d.curve, [&](auto curve) {
+          Each(a, [&](int n) { return SlopeTimes<decltype(curve)::kCode>(a[n], b[n]); });
+        });
+      default:  // zeros, and what is copied
+        return;
     }
   }
-  // Of a group's numbers, which stand in one half of 16 columns.
-  ATTN_HD static void DropBytes(const NumbersDesc& d, const Place& p, uint32_t (&bytes)[2]) {
-    if (d.threshold == 0) return;
-    const DropoutStream stream = {d.key_lo, d.key_hi, d.offset_lo, 0};
-    const PhiloxBlock block = ElementwiseDropoutBytes(stream, d.first_row + p.row, p.column);
-    const bool is_second = (p.column & 8) != 0;
-    bytes[0] = is_second ? block.word[2] : block.word[0];
-    bytes[1] = is_second ? block.word[3] : block.word[1];
+  template <class Function>
+  ATTN_HD static void Each(Numbers& a, const Function& function) {
+#pragma unroll
+    for (int n = 0; n < kNeighbours; ++n) a[n] = function(n);
+  }
+  // A group's numbers stand in one half of 16 columns.
+  ATTN_HD static void Drop(const NumbersDesc& d, const Place& p, Numbers& a) {
+    uint32_t bytes[2] = {};
+    if (d.threshold != 0) {
+      const DropoutStream stream = {d.key_lo, d.key_hi, d.offset_lo, 0};
+      const PhiloxBlock block = ElementwiseDropoutBytes(stream, d.first_row + p.row, p.column);
+      const bool is_second = (p.column & 8) != 0;
+      bytes[0] = is_second ? block.word[2] : block.word[0];
+      bytes[1] = is_second ? block.word[3] : block.word[1];
+    }
+    Each(a, [&](int n) {
+      const uint32_t byte = ElementwiseDropoutByteOf(bytes[n >> 2], static_cast<uint32_t>(n));
+      return byte < d.threshold ? 0 : ptx::Multiply(a[n], d.scale);
+    });
   }
 };
 

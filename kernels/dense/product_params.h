@@ -87,9 +87,11 @@ ATTN_HD ProductPlace ProductPlaceOf(const ProductDesc& p, int32_t tile) {
   return {static_cast<int32_t>(row * kTileRows), static_cast<int32_t>(column * kTileColumns)};
 }
 
-// What block `block` sums: a tile, all of the depth or, with kProductAddBlocks, a block of it: the
-// first blocks of all tiles, then the second ones. A later one waits for its turn to add, for an
-// earlier one that has begun before it.
+// What block `block` sums: a tile, all of the depth or, with kProductAddBlocks, a block of it: of
+// kProductBand tiles the first blocks, then their second ones and so on, then those of the next
+// tiles, so that what the blocks add to is still in the cache. A later one waits for its turn to
+// add, for an earlier one that has begun before it.
+inline constexpr int32_t kProductBand = 128;
 struct ProductPart {
   int32_t tile, turn, begin, depth;
   bool is_last;
@@ -102,9 +104,14 @@ template <int32_t kTileRows, int32_t kTileColumns = kTileRows>
 ATTN_HD ProductPart ProductPartOf(const ProductDesc& p, int32_t block) {
   if (p.result != kProductAddBlocks) return {block, 0, 0, p.depth, true};
   const auto tiles = static_cast<uint32_t>(ProductTiles(p, kTileRows, kTileColumns));
-  const auto turn = static_cast<int32_t>(block / tiles);
+  const uint32_t band = static_cast<uint32_t>(block) / (kProductBand * ProductTurns(p));
+  const uint32_t first = band * kProductBand, left_tiles = tiles - first;
+  const uint32_t of_band = left_tiles < kProductBand ? left_tiles : kProductBand;
+  const uint32_t within = static_cast<uint32_t>(block) - first * ProductTurns(p);
+  const auto turn = static_cast<int32_t>(within / of_band);
+  const auto tile = static_cast<int32_t>(first + within - turn * of_band);
   const int32_t begin = turn * kProductBlockDepth, left = p.depth - begin;
-  return {block - turn * static_cast<int32_t>(tiles), turn, begin,
+  return {tile, turn, begin,
           left < kProductBlockDepth ? left : kProductBlockDepth, left <= kProductBlockDepth};
 }
 

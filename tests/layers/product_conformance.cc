@@ -21,7 +21,7 @@ class DeviceTensors {
  public:
   // Room for so many numbers.
   DeviceTensors(cuda::CudaBackend& engine, int64_t numbers) : device_(engine) {
-    const int64_t bytes = (int64_t{16} << 20) + 4 * numbers;
+    const int64_t bytes = (int64_t{16} << 20) + RoundUp(4 * numbers, kTensorAlignment);
     next_ = Value(device_.Allocate(bytes + RoundUp(device_.OwnBytes(), kTensorAlignment)));
   }
   CudaDevice& device() { return device_; }

@@ -63,6 +63,7 @@ int64_t CudaDevice::PackedBytes(const WeightMatrix& matrix) const {
 
 absl::StatusOr<std::byte*> CudaDevice::Allocate(int64_t bytes) {
   CHECK(memory_ == nullptr);
+  CHECK(bytes % kTensorAlignment == 0) << bytes;  // descriptors lie at its end
   if (hold_ != nullptr) {
     ASSIGN_OR_RETURN(held_, hold_(bytes));
   }
@@ -272,7 +273,7 @@ void CudaDevice::AddColumnSums(const ColumnSum& sum) {
 }
 
 void CudaDevice::AddSums(ColumnSumsDesc desc, double flops) {
-  static_assert(kGradientBlockRows % kSumRows == 0);
+  static_assert(kGradientBlockRows % kSumStretch == 0);
   static_assert(kMaxParameterDimension / kSumColumns <= LaunchQueue::kTurns);
   const int64_t of_part = (desc.weight_sums != nullptr ? 2 : 1) * int64_t{desc.columns} * 4;
   CHECK(SumPartsOfBlock(desc) == 1 || desc.columns <= LaunchQueue::kStagingBytes / 8);

@@ -1,8 +1,8 @@
 // How long layers take on the GPU of this machine: forward, backward and an AdamW step of whole
-// stacks in the engine, without a daemon: medians in ms, and a hash of y, dx and a weight, which no
-// faster version may change. With TRACE also where one forward and one backward spend their time,
-// kernel by kernel, and FILE.json of both for Perfetto (a kernel's time reaches to the next one's
-// begin, so gaps count with the kernel before them).
+// stacks in the engine, without a daemon, from and to page-locked memory as there: medians in ms,
+// and hashes of y, dx and a weight. With TRACE also where one forward and one backward spend their
+// time, kernel by kernel, and FILE.json of both for Perfetto (a kernel's time reaches to the next
+// one's begin, so gaps count with the kernel before them).
 // Usage: layers_benchmark [float16|bfloat16] [DROPOUT/256] [FILE prefix of traces]
 #include <algorithm>
 #include <array>
@@ -99,8 +99,9 @@ std::vector<std::byte> RandomBytes(Random& random, ElementType element, int64_t 
   return bytes;
 }
 
-uint64_t HashOf(absl::Span<const std::byte> bytes, uint64_t hash) {
-  for (const std::byte byte : bytes) hash = (hash ^ static_cast<uint64_t>(byte)) * 0x100000001b3;
+uint32_t HashOf(absl::Span<const std::byte> bytes) {
+  uint32_t hash = 0x811c9dc5;
+  for (const std::byte byte : bytes) hash = (hash ^ static_cast<uint32_t>(byte)) * 0x01000193;
   return hash;
 }
 
@@ -113,7 +114,9 @@ struct Model {
 
 class Case {
  public:
-  Case(ModuleEngine& engine, ModuleLayout layout, int64_t batch, int64_t length) : random_(1) {
+  Case(cuda::CudaBackend& backend, ModuleEngine& engine, ModuleLayout layout, int64_t batch,
+       int64_t length)
+      : backend_(backend), random_(1) {
     OptimizerSpec adamw{
         .kind = OptimizerKind::kAdamW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8};
     module_ = std::make_shared<ModuleDescription>(Value(ModuleGraph::Make(std::move(layout))),
@@ -138,20 +141,29 @@ class Case {
     x_ = RandomBytes(random_, element, numbers, 1);
     dy_ = RandomBytes(random_, element, numbers, 1e-3);
     y_ = dx_ = x_;
+    for (std::vector<std::byte>* of : {&x_, &dy_, &y_, &dx_}) {
+      CHECK(backend_.RegisterHost(absl::MakeSpan(*of)).ok());
+    }
+  }
+  ~Case() {
+    for (std::vector<std::byte>* of : {&x_, &dy_, &y_, &dx_}) {
+      backend_.UnregisterHost(absl::MakeSpan(*of));
+    }
   }
 
   void Run(const char* name, Timeline& timeline, const std::string& trace) {
     std::vector<double> ms[3];
-    uint64_t hash = 0xcbf29ce484222325;
+    std::array<uint32_t, 3> hashes = {};
     for (int round = 0; round < kWarmRounds + kRounds; ++round) {
       const std::array<double, 3> times = RunOnce(nullptr, name, trace);
-      if (round == 0) hash = HashOf(FirstWeight(), HashOf(dx_, HashOf(y_, hash)));
+      if (round == 0) hashes = {HashOf(y_), HashOf(dx_), HashOf(FirstWeight())};
       for (int n = 0; n < 3 && round >= kWarmRounds; ++n) ms[n].push_back(times[n]);
     }
     for (std::vector<double>& of : ms) std::sort(of.begin(), of.end());
-    std::printf("%-10s %3ld x %5ld  forward %8.3f  backward %8.3f  step %7.3f  bits %016lx\n", name,
-                static_cast<long>(rows_.batch), static_cast<long>(rows_.length), ms[0][kRounds / 2],
-                ms[1][kRounds / 2], ms[2][kRounds / 2], static_cast<unsigned long>(hash));
+    std::printf("%-10s %3ld x %5ld  forward %8.3f  backward %8.3f  step %7.3f  bits %08x %08x %08x\n",
+                name, static_cast<long>(rows_.batch), static_cast<long>(rows_.length),
+                ms[0][kRounds / 2], ms[1][kRounds / 2], ms[2][kRounds / 2], hashes[0], hashes[1],
+                hashes[2]);
     if (!trace.empty()) RunOnce(&timeline, name, trace);
     std::fflush(stdout);
   }
@@ -197,6 +209,7 @@ class Case {
     return bytes;
   }
 
+  cuda::CudaBackend& backend_;
   Random random_;
   std::shared_ptr<const ModuleDescription> module_;
   std::unique_ptr<ModuleInstance> instance_;
@@ -234,7 +247,7 @@ int Main(int argc, char** argv) {
   std::printf("%s, %s, dropout %u/256, ms\n", backend.info().device.c_str(),
               is_bfloat ? "bfloat16" : "float16", dropout);
   for (const Model& model : models) {
-    Case(*engine, model.layers(model.sizes), model.batch, model.length)
+    Case(backend, *engine, model.layers(model.sizes), model.batch, model.length)
         .Run(model.name, timeline, trace);
   }
   return 0;

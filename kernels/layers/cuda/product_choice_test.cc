@@ -47,11 +47,12 @@ TEST(ProductChoice, TakesWideTilesWhereTheyFillMultiprocessors) {
   EXPECT_TRUE(FastestOf({kLarge, kSmall, kWide}, many, 132).wide);
   const ProductDesc few = {.rows = 512, .columns = 768, .depth = 768, .result = kProductStore};
   EXPECT_TRUE(FastestOf({kLarge, kSmall, kWide}, few, 132).small);
-  // 128 large tiles take one turn of 132 multiprocessors, 64 wide ones a longer one.
+  // 128 large tiles take one turn of 132 multiprocessors, alone on each; 64 wide ones one as well.
   const ProductDesc one_turn = {
       .rows = 512, .columns = 4096, .depth = 1024, .result = kProductStore};
-  const LayerKernel chosen = FastestOf({kLarge, kSmall, kWide}, one_turn, 132);
-  EXPECT_FALSE(chosen.small || chosen.wide);
+  EXPECT_TRUE(FastestOf({kLarge, kSmall, kWide}, one_turn, 132).wide);
+  const ProductDesc few_rows = {.rows = 16, .columns = 4096, .depth = 1024, .result = kProductStore};
+  EXPECT_FALSE(FastestOf({kLarge, kSmall, kWide}, few_rows, 132).wide);
 }
 
 }  // namespace
