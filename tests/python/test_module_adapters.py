@@ -84,10 +84,10 @@ def train(run, model, optimizer, steps=2):
         optimizer.step()
 
 
-def same(one, other):
+def same(one, other):  # a step moves by up to 1e-2, and Adam makes the rounding of a gradient near 0 larger
     assert list(one) == list(other)
     for name in one:
-        torch.testing.assert_close(other[name], one[name], rtol=2e-4, atol=5e-5, msg=lambda text: f"{name}: {text}")
+        torch.testing.assert_close(other[name], one[name], rtol=2e-4, atol=3e-4, msg=lambda text: f"{name}: {text}")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -110,7 +110,7 @@ def test_adapters_are_trained_as_here(name, mode, order):
         offload(there, mode)
     train(run, here, optimizer_of(here, "local"))
     train(run, there, optimizer_of(there, mode))
-    torch.testing.assert_close(run(there), run(here), rtol=2e-4, atol=5e-5)
+    torch.testing.assert_close(run(there), run(here), rtol=2e-4, atol=3e-4)
     same(here.state_dict(), there.state_dict())
     same(peft.get_peft_model_state_dict(here), peft.get_peft_model_state_dict(there))
 
@@ -132,7 +132,7 @@ def test_adapters_are_added_chosen_scaled_deleted_and_merged_as_here():
         for model, optimizer in zip(models, optimizers):
             train(run, model, optimizer, 1)
             optimizer.zero_grad()
-        torch.testing.assert_close(run(there), run(here), rtol=2e-4, atol=5e-5)
+        torch.testing.assert_close(run(there), run(here), rtol=2e-4, atol=3e-4)
         same(here.state_dict(), there.state_dict())
 
     def scale(model):
@@ -156,7 +156,7 @@ def test_adapters_are_added_chosen_scaled_deleted_and_merged_as_here():
     merged = [here.merge_and_unload(), None]
     with attnd.torch.local_weights(there):
         merged[1] = there.merge_and_unload()
-    torch.testing.assert_close(run(merged[1]), run(merged[0]), rtol=2e-4, atol=5e-5)
+    torch.testing.assert_close(run(merged[1]), run(merged[0]), rtol=2e-4, atol=3e-4)
     same(merged[0].state_dict(), merged[1].state_dict())
 
 
