@@ -79,8 +79,8 @@ def _refuse_flat_rows(problem: Problem, inputs: BackwardInputs) -> None:
     d_o = inputs.d_o.bits[flat]
     has_gradient = np.any(d_o & 0x7fff) if inputs.d_o.element == "bf16" else np.any(d_o)
     if has_gradient or (inputs.d_lse is not None and np.any(inputs.d_lse[flat])):
-        raise Unimplemented("bias: a row all of whose keys have a bias near the lowest number is an average whose gradient is "
-                            "not computed: hide keys by -inf or a bool mask, or give the row's output no gradient "
+        raise Unimplemented("bias: a row all of whose keys have a bias near the lowest number is an average whose gradient "
+                            "is not computed: hide keys by -inf or a bool mask, or give the row's output no gradient "
                             "(out.masked_fill(rows, 0))", field="bias")
 
 

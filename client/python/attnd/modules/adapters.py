@@ -5,6 +5,8 @@ from typing import Any, List, Tuple
 
 from torch import nn
 
+from .refusal import refuse
+
 __all__ = ["adapted", "is_adapted", "state_of"]
 
 Maker = Any  # layers.Maker
@@ -22,7 +24,6 @@ def state_of(module: Any) -> Tuple[Any, ...]:
 
 def adapted(make: Maker, value: int, module: Any, stem: str, transposed: bool) -> int:
     """The linear below `stem` and its adapters."""
-    from .layers import refuse  # which uses this file
     if type(module).__name__ != "Linear" or ".lora." not in type(module).__module__:
         refuse(module, "of PEFT's adapters LoRA of linear layers is built: merge others (model.merge_and_unload() under "
                        "attnd.torch.local_weights(model)), or keep these layers here")
@@ -35,8 +36,8 @@ def adapted(make: Maker, value: int, module: Any, stem: str, transposed: bool) -
     made = make.linear(value, f"{stem}base_layer", transposed=transposed)
     for one in active:
         if one in module.lora_variant:
-            refuse(module, f"adapter {one} is {type(module.lora_variant[one]).__name__}: LoRA alone is built, without DoRA or "
-                           "other variants")
+            refuse(module, f"adapter {one} is {type(module.lora_variant[one]).__name__}: LoRA alone is built, without DoRA "
+                           "or other variants")
         if not module.scaling[one]:
             refuse(module, f"adapter {one} is scaled by 0: set_adapter to the others instead")
         inner = make.linear(make.dropout(value, f"{stem}lora_dropout.{one}"), f"{stem}lora_A.{one}")

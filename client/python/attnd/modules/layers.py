@@ -5,13 +5,14 @@ Unsupported options raise TypeError here, when a module is wrapped, and name the
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, NoReturn, Optional, Set, Tuple, Type, cast
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple, Type, cast
 
 import torch
 from torch import nn
 
 from .adapters import adapted, is_adapted
 from .layout import Block, Heads
+from .refusal import refuse
 
 __all__ = ["Described", "Describer", "Maker", "Variant", "refuse", "torch_describer"]
 
@@ -36,10 +37,6 @@ class Described(NamedTuple):
     attention_scale: Tuple[float, ...] = ()
     memory_width: int = 0
     training: FrozenSet[bool] = frozenset()  # train() or eval(), of the modules that drop
-
-
-def refuse(module: nn.Module, reason: str) -> NoReturn:
-    raise TypeError(f"{type(module).__name__} cannot be offloaded: {reason}")
 
 
 class Maker:

@@ -93,8 +93,8 @@ def local_weights(*models: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def local_gradients(*models: nn.Module) -> Iterator[None]:
-    """In this block, between backward and step, gradients of the models' parameters on daemons are ordinary tensors; what has
-    changed goes back at its end, and the next step uses it: None is none, 0 is 0. Neither backward nor step in it.
+    """In this block, between backward and step, gradients of the models' parameters on daemons are ordinary tensors; what
+    has changed goes back at its end, and the next step uses it: None is none, 0 is 0. Neither backward nor step in it.
 
         loss.backward()
         with attnd.torch.local_gradients(model):

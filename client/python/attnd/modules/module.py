@@ -338,8 +338,8 @@ class Module:
         self.weights_complete |= complete
 
     def put_gradients(self, tensors: Mapping[str, ArrayLike], *, timeout: Optional[float] = None) -> None:
-        """Replaces these parameters' gradients since the last step; the others stay. It counts as a backward: what follows is
-        added to them."""
+        """Replaces these parameters' gradients since the last step; the others stay. It counts as a backward: what follows
+        is added to them."""
         made, keep = self._sent({"gradient": tensors})
         self._run("attnd_module_put_gradients", made, len(made), timeout=timeout)
 

@@ -99,8 +99,8 @@ class Owning:
         weights and moments of those that stay."""
         mine: Any = self
         if self._module is not None and self.ranks is not None:
-            raise FailedPrecondition("offload: a parameter of these layers has come or gone, which needs another module, and a "
-                                     "group cannot have one after the other: change the layers before offload")
+            raise FailedPrecondition("offload: a parameter of these layers has come or gone, which needs another module, "
+                                     "and a group cannot have one after the other: change the layers before offload")
         mine._refuse_live("offload")
         weights, moments = (mine.weights(), mine.moments()) if mine.is_remote else ({}, {})
         if self._module is not None:
@@ -128,7 +128,7 @@ class Owning:
 
     def _let_go(self, name: str, old: RemoteParameter, weights: Dict[str, Tensor],
                 moments: Dict[str, Dict[str, Tensor]]) -> None:
-        """It is no layer's any more; one that is in a layer still, of an adapter that is not active, has its numbers here."""
+        """It is no layer's any more; one in a layer still, of an adapter that is not active, has its numbers here."""
         mine: Any = self
         optimizer = mine.owner(name)
         had_gradient = name in self._grads

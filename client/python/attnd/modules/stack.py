@@ -422,8 +422,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
         """The module for a call, with present weights; with optimizer="local", what tells a change of them."""
         self.flush()
         if with_gradient and self._options.kept_rows == 0:
-            raise ResourceExhausted("kept_rows: expected above 0 in attnd.torch.offload(..., kept_rows=) where a backward may "
-                                    "follow, got 0: call the layers under torch.no_grad()", field="kept_rows")
+            raise ResourceExhausted("kept_rows: expected above 0 in attnd.torch.offload(..., kept_rows=) where a backward "
+                                    "may follow, got 0: call the layers under torch.no_grad()", field="kept_rows")
         module = self._ensure(call, with_gradient)
         return module, self.send_changed(module) if not self._options.server_optimizer else ()
 
@@ -495,8 +495,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
         return tuple((tensor.data_ptr(), tensor._version) for tensor in self._tensors().values())
 
     def gradients(self, module: Module, names: Sequence[str], power: float) -> Dict[str, Tensor]:
-        """With optimizer="local": of these parameters, since the backward that has just been, whose dy was multiplied by power;
-        the server's are cleared."""
+        """With optimizer="local": of these parameters, since the backward that has just been, whose dy was multiplied by
+        power; the server's are cleared."""
         tensors, trained = self._tensors(), self.in_module()
         found = self._parts.get(module, ["gradient"], [name for name in names if name in trained],
                                 timeout=self._options.timeout)["gradient"]
