@@ -38,7 +38,7 @@ absl::Status CheckAdamW(absl::string_view path, const OptimizerSpec& spec) {
 // The gradient's part of the step, before momentum: scaled, and with the decay where it is coupled.
 float Scaled(const StepScalars& s, bool is_coupled, float gradient, float parameter) {
   const float g = s.multiplier * gradient;
-  if (!is_coupled) return g;
+  if (!is_coupled || s.decay == 0) return g;  // 0 of an infinite parameter would be NaN
   const float decay = s.decay * parameter;
   return g + decay;
 }
@@ -71,7 +71,11 @@ void ApplyAdamW(const OptimizerSpec& spec, const StepScalars& s, absl::Span<cons
     const float kept = s.keep2 * v, gained = s.toward2 * g, square = gained * g;
     v = kept + square;
     float w = v;
-    if (spec.amsgrad) w = moments.second_max[n] = std::max(moments.second_max[n], v);
+    if (spec.amsgrad) {
+      float& most = moments.second_max[n];
+      if (!(most >= v) && !std::isnan(most)) most = v;  // as torch.maximum: a NaN stays
+      w = most;
+    }
     const float root = std::sqrt(w), corrected = root / s.root_correction;
     const float under = corrected + s.epsilon, over = s.rate * m, change = over / under;
     parameter[n] = p - change;

@@ -102,6 +102,20 @@ TEST(Optimizer, FirstStepOfAdamMovesByTheRate) {
   EXPECT_FLOAT_EQ(s.parameter, 0.875f);
 }
 
+// As torch does: no decay is not 0 times a parameter, and AMSGrad keeps a NaN.
+TEST(Optimizer, WhatIsNotFiniteStaysAsInTorch) {
+  State infinite{.parameter = INFINITY};
+  Apply({.kind = OptimizerKind::kSgd}, ScalarsOf({}, {.learning_rate = 0.5}, 1, 1), 1, infinite);
+  EXPECT_EQ(infinite.parameter, INFINITY);
+  const OptimizerSpec amsgrad = EveryOptimizer()[6];
+  State s{.parameter = 1};
+  Apply(amsgrad, ScalarsOf(amsgrad, {.learning_rate = 0.5}, 1, 1), NAN, s);
+  EXPECT_TRUE(std::isnan(s.second_max));
+  s.second = 1;
+  Apply(amsgrad, ScalarsOf(amsgrad, {.learning_rate = 0.5}, 2, 1), 1, s);
+  EXPECT_TRUE(std::isnan(s.second_max));
+}
+
 TEST(Optimizer, MomentsAreCounted) {
   std::vector<int64_t> counts;
   for (const OptimizerSpec& spec : EveryOptimizer()) counts.push_back(spec.MomentCount());

@@ -326,6 +326,10 @@ ATTND_API int attnd_module_step(attnd_module* module, const void* request, int64
 ATTND_API int attnd_module_put(attnd_module* module, const attnd_module_tensor* tensors,
                                int64_t count, int64_t optimizer_step, int32_t complete,
                                attnd_call* call);
+/* Gradients, which replace those so far of the same parameters, as a backward of its own: it counts
+ * in attnd_module_micro_batches. The others, weights and activations stay. */
+ATTND_API int attnd_module_put_gradients(attnd_module* module, const attnd_module_tensor* tensors,
+                                         int64_t count, attnd_call* call);
 /* Float32, all of one state. */
 ATTND_API int attnd_module_get(attnd_module* module, const attnd_module_tensor* tensors,
                                int64_t count, attnd_call* call);

@@ -110,9 +110,8 @@ absl::Status RunStep(attnd_module& module, const void* request, int64_t bytes, a
   return Finish(call, module.module->Step(std::move(parsed), call.MakeCallOptions()));
 }
 
-absl::Status RunPut(attnd_module& module, absl::Span<const attnd_module_tensor> tensors,
-                    int64_t optimizer_step, bool complete, attnd_call& call) {
-  SentPut put;
+std::vector<SentTensor> SentOf(absl::Span<const attnd_module_tensor> tensors) {
+  std::vector<SentTensor> made;
   for (const attnd_module_tensor& tensor : tensors) {
     SentTensor sent;
     sent.header.set_kind(static_cast<v1::TensorKind>(tensor.kind));
@@ -123,8 +122,14 @@ absl::Status RunPut(attnd_module& module, absl::Span<const attnd_module_tensor> 
     }
     sent.bytes =
         std::make_shared<const std::string>(static_cast<const char*>(tensor.data), tensor.bytes);
-    put.tensors.push_back(std::move(sent));
+    made.push_back(std::move(sent));
   }
+  return made;
+}
+
+absl::Status RunPut(attnd_module& module, absl::Span<const attnd_module_tensor> tensors,
+                    int64_t optimizer_step, bool complete, attnd_call& call) {
+  SentPut put{.tensors = SentOf(tensors), .commit = {}};
   if (optimizer_step >= 0) put.commit.set_optimizer_step(optimizer_step);
   put.commit.set_complete(complete);
   return module.module->Put(std::move(put), call.MakeCallOptions());
@@ -256,6 +261,17 @@ int attnd_module_put(attnd_module* module, const attnd_module_tensor* tensors, i
     return Guard([&] {
       return attnd::RunPut(*module, {tensors, static_cast<size_t>(count)}, optimizer_step,
                            complete != 0, *call);
+    });
+  });
+}
+
+int attnd_module_put_gradients(attnd_module* module, const attnd_module_tensor* tensors,
+                               int64_t count, attnd_call* call) {
+  return call->Run([&] {
+    return Guard([&] {
+      return module->module->PutGradients(
+          {.tensors = attnd::SentOf({tensors, static_cast<size_t>(count)}), .commit = {}},
+          call->MakeCallOptions());
     });
   });
 }

@@ -38,6 +38,18 @@ bool IsActivationPressure(const absl::Status& status) {
   return HasReason(status, {"ACTIVATION_PRESSURE"});
 }
 
+absl::Status OfActivationPressure(absl::Status status) {
+  if (!IsActivationPressure(status)) return status;
+  absl::Status told = absl::ResourceExhaustedError(
+      absl::StrCat(status.message(),
+                   ": call backward before, register with more kept_rows, or let the oldest be "
+                   "computed again (makes_room)"));
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
+    told.SetPayload(url, payload);
+  });
+  return told;
+}
+
 bool IsRegionUnknown(const absl::Status& status) { return HasReason(status, {"REGION_UNKNOWN"}); }
 
 bool IsGradientBehind(const absl::Status& status) {

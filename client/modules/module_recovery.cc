@@ -61,6 +61,14 @@ absl::Status RemoteModule::Replay(const v1::ModuleStatus& found, absl::Time dead
 absl::Status RemoteModule::ReplayBackward(const ModuleRpcs& rpcs, const std::string& token,
                                           uint64_t sequence, const SentBackward& kept,
                                           ModuleTry& attempt) {
+  if (kept.gradients != nullptr) {
+    v1::PutTensorsHeader header;
+    header.set_token(token);
+    header.set_sequence(sequence);
+    header.set_micro_batch(kept.micro_batch);
+    v1::PutTensorsResponse reply;
+    return rpcs.Put(header, *kept.gradients, reply, attempt);
+  }
   v1::ModuleBackwardHeader header;
   header.set_token(token);
   header.set_sequence(sequence);

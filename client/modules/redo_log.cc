@@ -5,7 +5,14 @@
 namespace attnd {
 namespace {
 
+int64_t BytesOf(const SentPut& put) {
+  int64_t bytes = 0;
+  for (const SentTensor& tensor : put.tensors) bytes += static_cast<int64_t>(tensor.bytes->size());
+  return bytes;
+}
+
 int64_t BytesOf(const SentBackward& kept) {
+  if (kept.gradients != nullptr) return BytesOf(*kept.gradients);
   const SentForward& forward = *kept.forward;
   return static_cast<int64_t>(forward.x.size() + forward.memory.size() + forward.mask_bits.size() +
                               kept.dy.size());
@@ -13,12 +20,7 @@ int64_t BytesOf(const SentBackward& kept) {
 
 int64_t BytesOf(const StateChange& change) {
   const auto* put = std::get_if<std::shared_ptr<const SentPut>>(&change);
-  if (put == nullptr) return 0;
-  int64_t bytes = 0;
-  for (const SentTensor& tensor : (*put)->tensors) {
-    bytes += static_cast<int64_t>(tensor.bytes->size());
-  }
-  return bytes;
+  return put == nullptr ? 0 : BytesOf(**put);
 }
 
 }  // namespace

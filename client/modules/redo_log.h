@@ -27,12 +27,6 @@ struct SentForward {
   KeptBytes mask_bits, memory, x;
 };
 
-struct SentBackward {
-  std::shared_ptr<const SentForward> forward;
-  KeptBytes dy;
-  uint32_t micro_batch = 0;
-};
-
 struct SentTensor {
   v1::TensorHeader header;
   std::shared_ptr<const std::string> bytes;
@@ -40,6 +34,14 @@ struct SentTensor {
 struct SentPut {
   std::vector<SentTensor> tensors;
   v1::PutTensorsCommit commit;
+};
+
+// A micro-batch: a Backward, or a put of gradients, which has no forward and no dy.
+struct SentBackward {
+  std::shared_ptr<const SentForward> forward;
+  KeptBytes dy;
+  uint32_t micro_batch = 0;
+  std::shared_ptr<const SentPut> gradients;  // null: of a Backward
 };
 
 // Makes the next sequence's state of the one that it names.

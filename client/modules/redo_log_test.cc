@@ -10,7 +10,7 @@ namespace {
 SentBackward BackwardOf(uint32_t number, size_t bytes) {
   auto forward = std::make_shared<SentForward>();
   forward->x = KeptBytes::Zeros(bytes / 2);
-  return {forward, KeptBytes::Zeros(bytes - bytes / 2), number};
+  return {forward, KeptBytes::Zeros(bytes - bytes / 2), number, nullptr};
 }
 
 void AddStep(RedoLog& log, uint32_t micro_batches, size_t bytes) {
@@ -45,6 +45,17 @@ TEST(RedoLog, LeavesOutAMicroBatchThatFailed) {
   EXPECT_EQ(log.bytes(), 100);
   ASSERT_EQ(log.From(7).size(), 1);
   EXPECT_EQ(log.From(7)[0].backwards.size(), 1);
+}
+
+TEST(RedoLog, CountsGradientsThatWerePut) {
+  RedoLog log(1000);
+  log.Begin(7);
+  auto put = std::make_shared<SentPut>();
+  put->tensors.push_back({{}, std::make_shared<const std::string>(300, 'x')});
+  log.Add({.forward = nullptr, .dy = {}, .micro_batch = 0, .gradients = put});
+  EXPECT_EQ(log.bytes(), 300);
+  log.Remove(0);
+  EXPECT_EQ(log.bytes(), 0);
 }
 
 TEST(RedoLog, SaysNoForSequencesThatItHasNotSeen) {

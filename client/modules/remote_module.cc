@@ -176,7 +176,7 @@ absl::Status RemoteModule::Forward(const v1::ModuleForwardHeader& call,
   kept->memory = KeptBytes::Copy(in.memory, core_.shared_memory);
   kept->mask_bits = KeptBytes::Copy(in.mask_bits, core_.shared_memory);
   auto made = std::make_unique<Activations>();
-  RETURN_IF_ERROR(Persist(options, [&](ModuleTry& attempt) {
+  absl::Status done = Persist(options, [&](ModuleTry& attempt) {
     absl::ReaderMutexLock lock(&mutex_);
     v1::ModuleForwardHeader header = call;
     header.set_token(token_);
@@ -191,7 +191,8 @@ absl::Status RemoteModule::Forward(const v1::ModuleForwardHeader& call,
     }
     made->token = result.activations().token();
     return status;
-  }));
+  });
+  if (!done.ok()) return OfActivationPressure(std::move(done));
   made->forward = std::move(kept);
   if (keep != nullptr) {
     *keep = std::move(made);
@@ -229,12 +230,7 @@ absl::Status RemoteModule::Backward(const Activations& activations, absl::Span<c
                                     bool no_weight_gradients, const BackwardOutputsOfModule& out,
                                     const CallOptions& options) {
   SentBackward kept{.forward = activations.forward, .dy = KeptBytes::Copy(dy, core_.shared_memory)};
-  if (!no_weight_gradients) {
-    absl::ReaderMutexLock lock(&mutex_);
-    absl::MutexLock log_lock(&log_mutex_);
-    kept.micro_batch = rank_ + ranks_ * micro_batches_++;
-    log_.Add(kept);  // at once: a recovery needs all numbers below one that has been added
-  }
+  if (!no_weight_gradients) Enter(kept);
   bool resend = false;
   absl::Status done = Persist(options, [&](ModuleTry& attempt) {
     absl::ReaderMutexLock lock(&mutex_);
@@ -247,11 +243,20 @@ absl::Status RemoteModule::Backward(const Activations& activations, absl::Span<c
     }
     return status;
   });
-  if (!done.ok() && !no_weight_gradients) {
-    absl::MutexLock log_lock(&log_mutex_);
-    log_.Remove(kept.micro_batch);
-  }
-  return done;
+  if (!done.ok() && !no_weight_gradients) Withdraw(kept);
+  return OfActivationPressure(std::move(done));
+}
+
+void RemoteModule::Enter(SentBackward& kept) {
+  absl::ReaderMutexLock lock(&mutex_);
+  absl::MutexLock log_lock(&log_mutex_);
+  kept.micro_batch = rank_ + ranks_ * micro_batches_++;
+  log_.Add(kept);
+}
+
+void RemoteModule::Withdraw(const SentBackward& kept) {
+  absl::MutexLock log_lock(&log_mutex_);
+  log_.Remove(kept.micro_batch);
 }
 
 absl::StatusOr<v1::GradientStatsResponse> RemoteModule::GradientStats(const CallOptions& options,
@@ -321,6 +326,26 @@ absl::Status RemoteModule::Put(SentPut given, const CallOptions& options) {
   optimizer_step_ = reply.status().optimizer_step();
   Advance(std::move(put), reply.status().durable_sequence());
   return absl::OkStatus();
+}
+
+absl::Status RemoteModule::PutGradients(SentPut given, const CallOptions& options) {
+  {
+    absl::ReaderMutexLock lock(&mutex_);
+    if (ranks_ > 1) {
+      return absl::FailedPreconditionError(
+          "gradients: expected a module of one process, got one of a group, whose gradients are "
+          "the sum of all ranks'");
+    }
+  }
+  SentBackward kept;
+  kept.gradients = std::make_shared<const SentPut>(std::move(given));
+  Enter(kept);
+  absl::Status done = Persist(options, [&](ModuleTry& attempt) {
+    absl::ReaderMutexLock lock(&mutex_);
+    return ReplayBackward(rpcs(), token_, sequence_, kept, attempt);
+  });
+  if (!done.ok()) Withdraw(kept);
+  return done;
 }
 
 void RemoteModule::Advance(StateChange change, uint64_t durable) {

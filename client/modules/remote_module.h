@@ -88,6 +88,9 @@ class RemoteModule {
   // `request` without token, sequence and number of micro-batches.
   absl::StatusOr<v1::StepResponse> Step(v1::StepRequest request, const CallOptions& options);
   absl::Status Put(SentPut put, const CallOptions& options);
+  // Gradients that replace those so far, as the next micro-batch. Not in a group, whose gradients
+  // are the sum of all ranks': FAILED_PRECONDITION.
+  absl::Status PutGradients(SentPut put, const CallOptions& options);
   absl::Status Get(const std::vector<TensorPlace>& places, const CallOptions& options);
   absl::StatusOr<v1::ModuleStatus> GetStatus(const CallOptions& options);
   absl::Status Release(const CallOptions& options);
@@ -139,6 +142,10 @@ class RemoteModule {
                             bool& resend, ModuleTry& attempt) ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // After ACTIVATION_PRESSURE: makes room of what Drop has given up. False where there was none.
   bool SpendUnused(ModuleTry& attempt) ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Numbers the micro-batch, and keeps it for replay at once: a recovery needs all numbers below
+  // one that has been added.
+  void Enter(SentBackward& kept);
+  void Withdraw(const SentBackward& kept);  // it failed
   // The state is the next sequence's from here on.
   void Advance(StateChange change, uint64_t durable) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

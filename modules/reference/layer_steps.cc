@@ -211,7 +211,8 @@ struct LayerSteps::BackwardOp {
   }
   void operator()(const ActivationOp& op) const {
     Numbers d = d_out;
-    for (size_t n = 0; n < d.size(); ++n) d[n] *= ActivationSlope(op.kind, Value(op.input)[n]);
+    const Numbers& x = Value(op.input);
+    for (size_t n = 0; n < d.size(); ++n) d[n] = ActivationGradient(op.kind, x[n], d[n]);
     Add(op.input, d);
   }
   void operator()(const BinaryOp& op) const {

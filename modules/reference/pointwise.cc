@@ -70,6 +70,11 @@ double ActivationSlope(ActivationKind kind, double x) {
   return 0;
 }
 
+double ActivationGradient(ActivationKind kind, double x, double dy) {
+  if (kind == ActivationKind::kRelu) return x <= 0 ? 0 : dy;
+  return dy * ActivationSlope(kind, x);
+}
+
 Numbers ApplyDropout(const DropoutPlace& place, uint32_t threshold, int64_t columns,
                      const Numbers& values) {
   if (threshold == 0) return values;
@@ -80,7 +85,7 @@ Numbers ApplyDropout(const DropoutPlace& place, uint32_t threshold, int64_t colu
     const auto row = static_cast<uint32_t>(place.first_row + static_cast<int64_t>(n) / columns);
     const auto column = static_cast<uint32_t>(static_cast<int64_t>(n) % columns);
     const bool is_dropped = ElementwiseDropoutByte(stream, row, column) < threshold;
-    out[n] = is_dropped ? 0 : values[n] * scale;
+    out[n] = values[n] * (is_dropped ? 0 : scale);
   }
   return out;
 }

@@ -60,6 +60,14 @@ TEST(Activation, HasItsPublishedValues) {
   }
 }
 
+TEST(Activation, ReluLetsThroughAsTorchDoes) {
+  const ActivationKind relu = ActivationKind::kRelu;
+  EXPECT_EQ(ActivationGradient(relu, -1, INFINITY), 0);
+  EXPECT_EQ(ActivationGradient(relu, 0, NAN), 0);
+  EXPECT_EQ(ActivationGradient(relu, NAN, 3), 3);
+  EXPECT_EQ(ActivationGradient(relu, 2, -INFINITY), -INFINITY);
+}
+
 TEST(Rotary, TurnsHalvesAndPairs) {
   const Rotary halves{.inverse_frequency = {std::numbers::pi_v<float> / 2}};
   const Numbers turned = ApplyRotary(halves, Turn::kForward, {1}, 1, 3, {1, 2, 5}, kExact);

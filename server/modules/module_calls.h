@@ -101,6 +101,10 @@ class ModuleCalls {
 
   // tensor_calls.cc
   absl::Status PutTensors(ModuleCall& call);
+  struct SentTensors;
+  // False: it has been done before.
+  absl::StatusOr<bool> ReplaceGradients(ModuleCall& call, SentTensors& sent);
+  absl::StatusOr<bool> ChangeState(ModuleCall& call, SentTensors& sent);
   absl::Status GetTensors(ModuleCall& call);
 
   absl::Status CheckNotDraining() const;

@@ -96,7 +96,7 @@ absl::Status MicroBatchEarly(uint64_t micro_batch, uint64_t next) {
 absl::Status ActivationPressure(absl::string_view message) {
   return WithRetryAfter(
       Failure(StatusCode::kUnavailable, reason::kActivationPressure,
-              absl::StrCat("limits.kept_rows: no room for these activations: ", message)),
+              absl::StrCat("limits.kept_rows: ", message)),
       kComeBack);
 }
 

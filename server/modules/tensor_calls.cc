@@ -146,19 +146,26 @@ absl::Status CheckComplete(const RegisteredModule& module, const std::vector<Ten
   return module.CheckWeights(put);
 }
 
-absl::Status PutAll(RegisteredModule::Hold& hold, const std::vector<TensorCopy>& tensors,
-                    const v1::PutTensorsCommit& commit) {
-  ModuleInstance& instance = hold.instance();
-  RETURN_IF_ERROR(instance.ClearGradients());
+absl::Status PutEach(RegisteredModule::Hold& hold, const std::vector<TensorCopy>& tensors) {
   for (const TensorCopy& tensor : tensors) {
-    RETURN_IF_ERROR(instance.Put(tensor.entry, tensor.role, tensor.element,
-                                 {tensor.bytes(), static_cast<size_t>(tensor.size())}));
+    RETURN_IF_ERROR(
+        hold.instance().Put(tensor.entry, tensor.role, tensor.element,
+                            {tensor.bytes(), static_cast<size_t>(tensor.size())}));
     if (tensor.role == TensorRole::kWeight) hold.WasPut(tensor.entry);
   }
-  if (commit.has_optimizer_step()) {
-    instance.SetOptimizerStep(static_cast<int64_t>(commit.optimizer_step()));
-  }
   return absl::OkStatus();
+}
+
+// Of a put that is a micro-batch.
+absl::Status CheckGradients(const std::vector<TensorCopy>& tensors,
+                            const v1::PutTensorsCommit& commit) {
+  for (const TensorCopy& tensor : tensors) {
+    if (tensor.role == TensorRole::kGradient) continue;
+    return FieldError(reason::kBadField, "tensor.kind", "gradients alone with a micro_batch",
+                      "another kind");
+  }
+  if (!commit.complete() && !commit.has_optimizer_step()) return absl::OkStatus();
+  return FieldError(reason::kBadField, "commit", "an empty one with a micro_batch", "another");
 }
 
 absl::Status CheckCommit(const v1::PutTensorsCommit& commit) {
@@ -170,36 +177,76 @@ absl::Status CheckCommit(const v1::PutTensorsCommit& commit) {
 
 }  // namespace
 
-absl::Status ModuleCalls::PutTensors(ModuleCall& call) {
+struct ModuleCalls::SentTensors {
   v1::PutTensorsHeader header;
-  RETURN_IF_ERROR(ReadHeader(call.stream, *Put::descriptor(), header));
+  Module module;
+  std::vector<TensorCopy> tensors;
+  v1::PutTensorsCommit commit;
+  std::string digest;  // of all that was sent
+};
+
+absl::Status ModuleCalls::PutTensors(ModuleCall& call) {
+  SentTensors sent;
+  RETURN_IF_ERROR(ReadHeader(call.stream, *Put::descriptor(), sent.header));
   RETURN_IF_ERROR(CheckNotDraining());
-  ASSIGN_OR_RETURN(const Module module, deps_.table.Find(header.token(), call.caller));
-  RETURN_IF_ERROR(module->CheckChange(header.sequence()));
-  PutReader reader(*module, deps_.table.memory(), call.stream, header);
-  RETURN_IF_ERROR(reader.ReadAll());
-  RETURN_IF_ERROR(CheckCommit(reader.commit()));
-  v1::PutTensorsResponse response;
-  {
-    std::string digest = reader.digest();
-    ASSIGN_OR_RETURN(RegisteredModule::ChangeTurn change,
-                     module->TakeChange(header.sequence(), digest, call.wait));
-    if (change.hold.has_value()) {
-      if (reader.commit().complete()) RETURN_IF_ERROR(CheckComplete(*module, reader.tensors()));
-      ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *module));
-      absl::Status put = PutAll(*change.hold, reader.tensors(), reader.commit());
-      if (!put.ok()) {
-        change.hold->Fail();
-        return Classified(std::move(put));
-      }
-      change.hold->Changed(std::move(digest), "");
-      change.hold->Save(deps_.table.clock().Now());
-    } else {
-      response.set_replayed(true);
-    }
+  ASSIGN_OR_RETURN(sent.module, deps_.table.Find(sent.header.token(), call.caller));
+  const bool is_gradient = sent.header.has_micro_batch();
+  if (is_gradient) {
+    RETURN_IF_ERROR(sent.module->CheckSequence(sent.header.sequence()));
+    RETURN_IF_ERROR(sent.module->CheckMicroBatch(sent.header.micro_batch()));
+  } else {
+    RETURN_IF_ERROR(sent.module->CheckChange(sent.header.sequence()));
   }
-  *response.mutable_status() = module->Status();
+  PutReader reader(*sent.module, deps_.table.memory(), call.stream, sent.header);
+  RETURN_IF_ERROR(reader.ReadAll());
+  sent.tensors = std::move(reader.tensors());
+  sent.commit = reader.commit();
+  sent.digest = reader.digest();
+  v1::PutTensorsResponse response;
+  ASSIGN_OR_RETURN(const bool is_new, is_gradient ? ReplaceGradients(call, sent)
+                                                  : ChangeState(call, sent));
+  response.set_replayed(!is_new);
+  *response.mutable_status() = sent.module->Status();
   return Reply(call.stream, response);
+}
+
+absl::StatusOr<bool> ModuleCalls::ReplaceGradients(ModuleCall& call, SentTensors& sent) {
+  RETURN_IF_ERROR(CheckGradients(sent.tensors, sent.commit));
+  ASSIGN_OR_RETURN(
+      RegisteredModule::MicroBatchTurn turn,
+      sent.module->TakeMicroBatch(sent.header.sequence(), sent.header.micro_batch(), sent.digest,
+                                  call.wait));
+  if (turn.added) return false;
+  ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *sent.module));
+  absl::Status put = PutEach(turn.hold, sent.tensors);
+  if (!put.ok()) {
+    turn.hold.Fail();
+    return Classified(std::move(put));
+  }
+  turn.hold.Added(std::move(sent.digest));
+  return true;
+}
+
+absl::StatusOr<bool> ModuleCalls::ChangeState(ModuleCall& call, SentTensors& sent) {
+  RETURN_IF_ERROR(CheckCommit(sent.commit));
+  ASSIGN_OR_RETURN(RegisteredModule::ChangeTurn change,
+                   sent.module->TakeChange(sent.header.sequence(), sent.digest, call.wait));
+  if (!change.hold.has_value()) return false;
+  RegisteredModule::Hold& hold = *change.hold;
+  if (sent.commit.complete()) RETURN_IF_ERROR(CheckComplete(*sent.module, sent.tensors));
+  ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *sent.module));
+  absl::Status put = hold.instance().ClearGradients();
+  if (put.ok()) put = PutEach(hold, sent.tensors);
+  if (!put.ok()) {
+    hold.Fail();
+    return Classified(std::move(put));
+  }
+  if (sent.commit.has_optimizer_step()) {
+    hold.instance().SetOptimizerStep(static_cast<int64_t>(sent.commit.optimizer_step()));
+  }
+  hold.Changed(std::move(sent.digest), "");
+  hold.Save(deps_.table.clock().Now());
+  return true;
 }
 
 namespace {

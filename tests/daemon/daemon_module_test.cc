@@ -450,6 +450,49 @@ TEST_F(DaemonModules, PutsWholeOrNothingAndGivesTheSameBytesBack) {
   EXPECT_GT(daemon_.server().module_bytes(), 0);
 }
 
+// Gradients that are put are a micro-batch: in its turn, once, and what follows is added to them.
+TEST_F(DaemonModules, PutsGradientsAsAMicroBatch) {
+  const std::string token = Ready();
+  const auto forward = Forward(token, 1, 4, true), later = Forward(token, 1, 4, true);
+  ASSERT_TRUE(Backward(token, 1, 0, forward.header, Rows(4)).status.ok());
+  v1::GetTensorsRequest get;
+  get.set_token(token);
+  get.add_kind(v1::TENSOR_KIND_GRADIENT);
+  std::map<std::string, std::string> before, after;
+  ASSERT_TRUE(caller_.Get(get, before).ok());
+
+  std::vector<v1::PutTensorsRequest> messages =
+      PutMessages(token, 1, Bytes(), v1::TENSOR_KIND_GRADIENT);
+  messages.erase(messages.begin() + 3, messages.end() - 1);  // layer0.weight alone
+  v1::PutTensorsResponse response;
+  messages[0].mutable_header()->set_micro_batch(1);
+  EXPECT_EQ(ReasonOf(caller_.Put(messages, response)), "BAD_FIELD");  // a commit of weights
+  messages.back().mutable_commit()->clear_complete();
+  auto other = messages;
+  other[1].mutable_tensor()->set_kind(v1::TENSOR_KIND_WEIGHT);
+  EXPECT_EQ(ReasonOf(caller_.Put(other, response)), "BAD_FIELD");
+  other = messages;
+  other[0].mutable_header()->set_sequence(2);
+  EXPECT_EQ(ReasonOf(caller_.Put(other, response)), "SEQUENCE_MISMATCH");
+  ASSERT_TRUE(caller_.Put(messages, response).ok());
+  EXPECT_FALSE(response.replayed());
+  ASSERT_TRUE(caller_.Put(messages, response).ok());
+  EXPECT_TRUE(response.replayed());
+  EXPECT_EQ(response.status().sequence(), 1);
+  EXPECT_EQ(response.status().micro_batches(1), 2);
+  messages[2].mutable_chunk()->set_data(std::string(messages[2].chunk().data().size(), 0));
+  EXPECT_EQ(ReasonOf(caller_.Put(messages, response)), "MICRO_BATCH_CONFLICT");
+
+  ASSERT_TRUE(caller_.Get(get, after).ok());
+  EXPECT_NE(after.at("layer0.weight/2"), before.at("layer0.weight/2"));
+  after["layer0.weight/2"] = before["layer0.weight/2"];
+  EXPECT_EQ(after, before);
+  EXPECT_TRUE(Backward(token, 1, 2, later.header, Rows(4)).status.ok());  // its activations stayed
+  v1::StepResponse step;
+  EXPECT_EQ(ReasonOf(caller_.Step(StepOf(token, 1, 2), step)), "GRADIENT_INCOMPLETE");
+  EXPECT_TRUE(caller_.Step(StepOf(token, 1, 3), step).ok());
+}
+
 TEST_F(DaemonModules, GivesAllBackWhenCallsAreCancelledInEachState) {
   const std::string token = Ready();
   const int64_t held = daemon_.server().module_bytes();

@@ -171,6 +171,43 @@ def zero_rows(draw):
     return act
 
 
+@action(2)
+def lend_gradients(draw):
+    kind, word = draw.randrange(6), draw.choice(["layers.0", "layers.1.3.weight", "weight", ""])
+    seed = draw.randrange(1 << 30)
+
+    def act(twin):
+        with attnd.torch.local_gradients(twin.net):
+            for n, (name, p) in enumerate(twin.net.named_parameters()):
+                if word not in name or p.grad is None:
+                    continue
+                if kind == 0:
+                    p.grad.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(seed + n)) * 0.01)
+                elif kind == 1:
+                    p.grad[:1] = 0
+                elif kind == 2:
+                    p.grad = None
+                elif kind == 3:
+                    p.grad = p.grad.clamp(-1e-2, 1e-2)
+                elif kind == 4:
+                    p.grad.zero_()
+                else:
+                    nn.utils.clip_grad_norm_(p, 1e-2)
+    return act
+
+
+@action()
+def give_gradients(draw):
+    word, seed = draw.choice(["layers.0", "layers.1.3.weight", "bias"]), draw.randrange(1 << 30)
+
+    def act(twin):
+        with attnd.torch.local_gradients(twin.net):
+            for n, (name, p) in enumerate(twin.net.named_parameters()):
+                if word in name and p.requires_grad:
+                    p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed + n)) * 0.01
+    return act
+
+
 @action()
 def zero_one(draw):
     return lambda twin: twin.net.get_parameter("layers.1.3.weight").grad.zero_()

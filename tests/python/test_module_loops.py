@@ -1,6 +1,7 @@
 """Loops over offloaded layers: whatever is done between two of them is what PyTorch does, and a plain loop is one call."""
 import copy
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,6 +10,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import attnd  # noqa: E402
+import attnd.modules  # noqa: E402
 import attnd.torch  # noqa: E402
 from attnd.modules.module import Module  # noqa: E402
 
@@ -293,3 +295,37 @@ def test_activations_beyond_kept_rows_are_computed_again(calls):
     torch.testing.assert_close(grads[1], grads[0], rtol=1e-3, atol=1e-5)
     for one, other in zip(here.parameters(), there.parameters()):
         torch.testing.assert_close(attnd.torch.fetch(other.grad), one.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_kept_rows_grow_with_a_call_and_none_are_refused_by_name(client):
+    here, there = pair(kept_rows=4)
+    for x in (X, torch.cat([X, X])):
+        found = []
+        for net in (here, there):
+            net.zero_grad()
+            leaf = x.clone().requires_grad_()
+            net(leaf).square().sum().backward()
+            found.append(leaf.grad)
+        torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
+    here, there = pair(kept_rows=0)
+    with torch.no_grad():
+        torch.testing.assert_close(there(X), here(X), rtol=1e-4, atol=1e-5)
+    with pytest.raises(attnd.ResourceExhausted, match="kept_rows"):
+        there(X)
+    for options in ({"kept_rows": -1}, {"max_rows": 0}):
+        with pytest.raises(attnd.InvalidArgument, match=next(iter(options))):
+            pair(**options)
+    layout = attnd.modules.Layout(8)
+    block = layout.block()
+    block.activation(block.linear(0, block.parameter("w", 8, 8)), "gelu")
+    layout.layer(block, "0.")
+    with attnd.connect(client.addresses[0], timeout=20, retries=0) as made:
+        module = attnd.register(layout, made, name="kept", max_rows=4, kept_rows=4)
+        module.put({"0.w": np.eye(8, dtype=np.float32)})
+        x = np.ones((4, 8), np.float32)
+        _, kept = module.forward(x, keep=True)
+        with pytest.raises(attnd.ResourceExhausted, match="kept_rows.*makes_room") as caught:
+            module.forward(x, keep=True)
+        assert caught.value.reason == "ACTIVATION_PRESSURE"
+        module.backward(x, kept)
+        module.release()

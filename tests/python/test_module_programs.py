@@ -152,13 +152,17 @@ def lent_weights_do_not_come_back(patch):
     patch.setattr(local, "_same_bits", lambda one, other: True)
 
 
+def lent_gradients_do_not_come_back(patch):
+    patch.setattr(stepping, "digest", lambda tensor: 1)
+
+
 SERVER = [zero_is_none, options_of_the_first_step, one_count_of_steps, moments_of_frozen_parameters_are_lost,
           steps_of_cleared_gradients, layers_are_described_once, freezing_is_not_seen, writes_of_parameters_do_nothing,
           changes_of_gradients_do_nothing, every_norm_is_of_order_2, layers_that_are_left_out_run,
           layers_that_are_left_out_have_gradients, gradients_of_inputs_reach_the_weights, what_was_called_is_computed_late,
           loaded_weights_stay_here, hooks_are_taken_and_not_run, one_forgotten_gradient_is_stepped,
           one_forgotten_gradient_comes_again, multipliers_are_left_out, unscaled_gradients_are_added_to,
-          lent_weights_do_not_come_back]
+          lent_weights_do_not_come_back, lent_gradients_do_not_come_back]
 
 
 def weights_are_told_by_their_versions(patch):

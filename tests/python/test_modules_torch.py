@@ -199,7 +199,7 @@ def test_what_would_pass_over_remote_parameters_is_refused():
     tokens, targets = data(1)
     loss_of(there, tokens[0], targets[0]).backward()
     for kind in (torch.optim.AdamW, torch.optim.Adagrad):
-        with pytest.raises(TypeError, match=rf"attnd.torch.optimizer\({kind.__name__}"):
+        with pytest.raises(TypeError, match=rf"attnd.torch.optimizer\({kind.__name__}|optimizer=.local."):
             kind(there.parameters(), lr=1e-2).step()
     torch.optim.AdamW(there.head.parameters(), lr=1e-2).step()
     first = next(there.encoder.parameters())

@@ -147,3 +147,21 @@ def test_results_that_cannot_stand_for_a_call_say_so(nowhere, rng):
         nowhere.backward(r.out, r, k)
     with pytest.raises(attnd.InvalidType, match="^k: expected an array"):
         nowhere.backward(r.out, q)
+
+
+@pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, -1e9])
+def test_gradients_of_rows_that_a_finite_bias_hides_whole_are_refused(client, rng, lowest):
+    q, k, v = tensors(rng)
+    bias = np.float32(rng.standard_normal((5, 7)))
+    bias[2], bias[4, 3:] = lowest, lowest
+    r = client.forward(q, k, v, bias=bias)
+    np.testing.assert_allclose(r.out[:, :, 2], v.mean(axis=2), rtol=1e-5, atol=1e-6)
+    dout = np.float32(rng.standard_normal(r.out.shape))
+    with pytest.raises(attnd.Unimplemented, match="-inf or a bool mask"):
+        client.backward(dout, r)
+    dout[:, :, 2] = 0
+    assert np.isfinite(client.backward(dout, r).dq).all()
+    dlse = np.zeros(r.lse.shape, np.float32)
+    dlse[0, 0, 2] = 1
+    with pytest.raises(attnd.Unimplemented, match="bias"):
+        client.backward(dout, r, dlse=dlse)

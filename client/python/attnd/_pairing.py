@@ -14,7 +14,7 @@ import numpy as np
 from . import _arrays
 from ._arrays import Array, Tensor
 from ._problem import BackwardInputs, Options, Problem, resolve, resolve_gradients, resolve_lse, resolve_rows
-from .errors import InvalidArgument, wrong, wrong_type
+from .errors import InvalidArgument, Unimplemented, wrong, wrong_type
 from .masks.nodes import Mask
 from .results import ForwardCall, ForwardResult
 
@@ -59,9 +59,29 @@ def pair(dout: object, q: object, k: object, v: object, o: object, lse: object, 
     problem = resolve(q, k, v, bias_grad, **options)
     inputs = BackwardInputs(resolve_rows(problem, "o", o), resolve_lse(problem, "lse", lse),
                             *resolve_gradients(problem, dout, dlse))
+    _refuse_flat_rows(problem, inputs)
     if not all(name in before and _alike(value, before.get(name)) for name, value in given.items()):
         _check_contradictions(problem, q, k, v, before, options)
     return Backward(problem, inputs, residual)
+
+
+# Below it float32 has no digits left for ln n, so that backward could not tell the probabilities from lse.
+_LOWEST_LSE = -5e5
+
+
+def _refuse_flat_rows(problem: Problem, inputs: BackwardInputs) -> None:
+    """Rows that a finite bias hides whole, where they have a gradient."""
+    if problem.bias is None:
+        return
+    flat = (inputs.lse < _LOWEST_LSE) & np.isfinite(inputs.lse)
+    if not flat.any():
+        return
+    d_o = inputs.d_o.bits[flat]
+    has_gradient = np.any(d_o & 0x7fff) if inputs.d_o.element == "bf16" else np.any(d_o)
+    if has_gradient or (inputs.d_lse is not None and np.any(inputs.d_lse[flat])):
+        raise Unimplemented("bias: a row all of whose keys have a bias near the lowest number is an average whose gradient "
+                            "is not computed: hide keys by -inf or a bool mask, or give the row's output no gradient "
+                            "(out.masked_fill(rows, 0))", field="bias")
 
 
 _calls: Dict[int, Tuple[weakref.ref[Array], Options]] = {}  # by the id of an lse that lives, the options of its call

@@ -42,13 +42,13 @@ from .client import connect as _connect
 from .errors import InvalidArgument, Unimplemented, brief, reworded, wrong
 from .masks.nodes import Mask
 from .masks.tensors import Options, as_blocks, as_options
-from .modules.interface import assign_, clip_grad_norm_, fetch, local_weights, offload, optimizer
+from .modules.interface import assign_, clip_grad_norm_, fetch, local_gradients, local_weights, offload, optimizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["assign_", "attention", "client", "clip_grad_norm_", "connect", "disconnect", "fetch", "flex_attention",
-           "local_weights", "offload", "optimizer", "replace", "scaled_dot_product_attention"]
+           "local_gradients", "local_weights", "offload", "optimizer", "replace", "scaled_dot_product_attention"]
 
 
 def __dir__() -> List[str]:

@@ -18,11 +18,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 HWY_INLINE FloatVector Constant(float value) { return hn::Set(FloatTag(), value); }
 
-// e^x; beyond 2^126 it stops there.
+// e^x; infinite beyond 2^127.
 HWY_INLINE FloatVector Exponential(FloatVector x) {
-  const FloatVector most = Constant(126.0f);
   const FloatVector power = hn::Mul(x, Constant(0x1.715476p+0f));
-  return Exp2(hn::IfThenElse(hn::Gt(power, most), most, power));
+  return hn::IfThenElse(hn::Gt(power, Constant(127.0f)), hn::Inf(FloatTag()), Exp2(power));
 }
 
 template <int kCount>
@@ -68,16 +67,25 @@ HWY_INLINE Normal NormalOf(FloatVector x) {
           hn::Mul(power, Constant(0x1.988454p-2f))};
 }
 
+// Of a curve, given dy.
+template <class Curve>
+struct ByItsSlope {
+  static FloatVector Gradient(FloatVector x, FloatVector dy) {
+    return hn::Mul(dy, Curve::Slope(x));
+  }
+};
+
 struct ReluCurve {
   static FloatVector Value(FloatVector x) {
     return hn::IfThenElse(hn::Le(x, hn::Zero(FloatTag())), hn::Zero(FloatTag()), x);
   }
-  static FloatVector Slope(FloatVector x) {
-    return hn::IfThenElseZero(hn::Gt(x, hn::Zero(FloatTag())), Constant(1));
+  // dy or 0: an infinite dy is none where nothing goes through.
+  static FloatVector Gradient(FloatVector x, FloatVector dy) {
+    return hn::IfThenZeroElse(hn::Le(x, hn::Zero(FloatTag())), dy);
   }
 };
 
-struct GeluCurve {
+struct GeluCurve : ByItsSlope<GeluCurve> {
   static FloatVector Value(FloatVector x) { return hn::Mul(x, NormalOf(x).cumulative); }
   static FloatVector Slope(FloatVector x) {
     const Normal normal = NormalOf(x);
@@ -86,7 +94,7 @@ struct GeluCurve {
 };
 
 // ½x(1 + tanh(u)), u = √(2/π)(x + 0.044715x³).
-struct GeluTanhCurve {
+struct GeluTanhCurve : ByItsSlope<GeluTanhCurve> {
   static constexpr float kRoot = 0x1.988454p-1f, kCubic = 0.044715f;
   static FloatVector Argument(FloatVector x) {
     const FloatVector inner = hn::MulAdd(hn::Mul(x, x), Constant(kCubic), Constant(1));
@@ -106,7 +114,7 @@ struct GeluTanhCurve {
 
 // x·σ(c·x), c in 1/1000.
 template <int kSlope>
-struct GateCurve {
+struct GateCurve : ByItsSlope<GateCurve<kSlope>> {
   static FloatVector Gate(FloatVector x) { return Sigmoid(hn::Mul(Constant(kSlope / 1000.0f), x)); }
   static FloatVector Value(FloatVector x) { return hn::Mul(x, Gate(x)); }
   static FloatVector Slope(FloatVector x) {
@@ -116,7 +124,7 @@ struct GateCurve {
   }
 };
 
-struct TanhCurve {
+struct TanhCurve : ByItsSlope<TanhCurve> {
   static FloatVector Value(FloatVector x) { return Tanh(x); }
   static FloatVector Slope(FloatVector x) {
     const FloatVector t = Tanh(x);

@@ -294,6 +294,33 @@ TEST_P(DenseTest, CurvesAndTheirSlopesAreTheReferences) {
   }
 }
 
+// Both are NaN, or the same infinity, or finite.
+void ExpectAlike(float got, double expected, int kind, float x) {
+  const bool is_finite = std::isfinite(got) && std::isfinite(expected);
+  const bool is_nan = std::isnan(got) && std::isnan(expected);
+  EXPECT_TRUE(is_finite || is_nan || got == expected) << kind << " at " << x << ": " << got;
+}
+
+// Where a number or a gradient is not finite, as the reference; a relu lets none through that it
+// would not let through were it finite.
+TEST_P(DenseTest, CurvesOfWhatIsNotFiniteAreTheReferences) {
+  constexpr float kOdd[] = {NAN, INFINITY, -INFINITY, -1, 0, 1};
+  for (int kind = 1; kind <= 6; ++kind) {
+    const Curve curve = static_cast<Curve>(kind);
+    const auto of = static_cast<ActivationKind>(kind);
+    for (const float x : kOdd) {
+      float y = 0;
+      ApplyCurve(curve, {&x}, {&y}, {0, 1});
+      ExpectAlike(y, Activate(of, x), kind, x);
+      for (const float dy : {NAN, INFINITY, -INFINITY, 0.0f, 1.0f}) {
+        float dx = 0;
+        ApplyCurveSlope(curve, {&x}, {&dy}, {&dx}, false, {0, 1});
+        ExpectAlike(dx, ActivationGradient(of, x, dy), kind, x);
+      }
+    }
+  }
+}
+
 TEST_P(DenseTest, DropsWhatTheReferenceDrops) {
   Random random(5);
   for (ElementType element : kElements) {

@@ -77,7 +77,7 @@ void ApplyCurveSlopeImpl(Curve curve, ConstTensor x, ConstTensor dy, Tensor dx, 
                          IndexRange numbers) {
   WithCurve(curve, [&]<class C>(C) {
     MapTensors(x, dy, dx, add, numbers,
-               [](FloatVector v, FloatVector d) { return hn::Mul(d, C::Slope(v)); });
+               [](FloatVector v, FloatVector d) { return C::Gradient(v, d); });
   });
 }
 
@@ -121,10 +121,8 @@ void DropRowsImpl(const DropoutRule& rule, int64_t columns, ConstTensor in, Tens
                     scale, factors + n);
       }
       LoadFloats(in.element, in.data, row * columns + first, count, values);
-      // A factor of 0 gives 0, even of infinities, as the reference does.
-      Map(values, factors, count, values, [](FloatVector x, FloatVector factor) {
-        return hn::IfThenZeroElse(hn::Eq(factor, hn::Zero(FloatTag())), hn::Mul(x, factor));
-      });
+      Map(values, factors, count, values,
+          [](FloatVector x, FloatVector factor) { return hn::Mul(x, factor); });
       StoreOrAdd(values, add, out.element, out.data, row * columns + first, count);
     });
   }

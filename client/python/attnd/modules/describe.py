@@ -20,17 +20,18 @@ def describe(module: nn.Module, variant: Variant) -> Described:
             refuse(module, f"{name or 'it'} has parametrizations")
         if not name:
             continue  # what is put around a whole layer runs
+        source = getattr(type(inner).forward, "__module__", "")
+        if source.partition(".")[0] not in ("torch", "transformers", "peft"):
+            refuse(module, f"{name} is a {type(inner).__name__} with a forward of its own, of {source}")
         if "forward" in inner.__dict__:
             refuse(module, f"{name} has a forward of its own, put in place of its class's")
         if inner._forward_pre_hooks or inner._forward_hooks or inner._backward_hooks or inner._backward_pre_hooks:
             refuse(module, f"hooks do not run inside a remote layer, and {name} has some")
     make = Maker(module, variant.dropout)
     found = _describer(module)(make, module, variant)
-    missing = sorted({name for name, _ in module.named_parameters()} - set(found.names))
+    missing = sorted({name for name, _ in module.named_parameters()} - set(found.names) - make.unused)
     if missing:
-        hint = "; adapters (LoRA) inside remote layers are not built: merge them first, or keep these layers here"
-        adapted = any("lora_" in name or "base_layer" in name for name in missing)
-        refuse(module, f"parameters that it does not use here: {', '.join(missing)}{hint if adapted else ''}")
+        refuse(module, f"parameters that it does not use here: {', '.join(missing)}")
     return found._replace(training=frozenset(make.training))
 
 
@@ -38,6 +39,9 @@ def _describer(module: nn.Module) -> Describer:
     """Raises TypeError for a class that has none."""
     found = torch_describer(module) or MODELS.get(type(module).__name__)
     if found is None:
+        for name, child in module.named_children():
+            if isinstance(child, nn.ModuleList):
+                refuse(module, f"offload its layers: model.{name} = attnd.torch.offload(model.{name})")
         refuse(module, "expected nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention, "
                        f"nn.Linear, nn.LayerNorm, an nn.Sequential of such pieces, or transformers' {', '.join(MODELS)}")
     return found

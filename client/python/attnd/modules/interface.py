@@ -1,4 +1,4 @@
-"""offload, optimizer, clip_grad_norm_, fetch, assign_ and local_weights, as attnd.torch has them."""
+"""offload, optimizer, clip_grad_norm_, fetch, assign_, local_weights and local_gradients, as attnd.torch has them."""
 from __future__ import annotations
 
 from typing import Any, Literal, Optional
@@ -11,11 +11,12 @@ from .._operator_options import check_precision
 from .._problem import Precision
 from ..errors import brief, wrong
 from .group import Ranks, mark_for_ddp
-from .local import assign_, fetch, local_weights
+from .local import assign_, fetch, local_gradients, local_weights
 from .optimizer import RemoteOptimizer, clip_grad_norm_, take_replaced
+from .owning import take_new
 from .stack import RemoteStack, StackOptions, stack_of
 
-__all__ = ["assign_", "clip_grad_norm_", "fetch", "local_weights", "offload", "optimizer"]
+__all__ = ["assign_", "clip_grad_norm_", "fetch", "local_gradients", "local_weights", "offload", "optimizer"]
 
 
 @brief
@@ -38,6 +39,9 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
     Raises TypeError for a layer that cannot be offloaded, naming why.
     """
     _checks.word("optimizer", optimizer, ("server", "local"), '"server" or "local"')
+    for word, rows, least in (("max_rows", max_rows, 1), ("kept_rows", kept_rows, 0)):
+        if rows is not None:
+            _checks.integer(word, rows, least, 1 << 32)
     several = isinstance(layers, torch.nn.ModuleList) or (
         isinstance(layers, torch.nn.Sequential) and any(len(list(layer.children())) for layer in layers))
     children = layers._modules.items() if several else [("0", layers)]
@@ -57,6 +61,7 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
 def optimizer(inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer, for parameters here and on daemons: its groups, rates and decays hold on both sides, schedulers and a
     GradScaler work with it. torch.optim.AdamW, Adam and SGD; itself where no parameter is remote."""
+    take_new(parameter for group in inner.param_groups for parameter in group["params"])
     take_replaced(inner)
     remote = any(stack_of(parameter) is not None for group in inner.param_groups for parameter in group["params"])
     return RemoteOptimizer(inner) if remote else inner

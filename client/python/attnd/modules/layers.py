@@ -5,12 +5,14 @@ Unsupported options raise TypeError here, when a module is wrapped, and name the
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, NoReturn, Optional, Set, Tuple, Type, cast
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple, Type, cast
 
 import torch
 from torch import nn
 
+from .adapters import adapted, is_adapted
 from .layout import Block, Heads
+from .refusal import refuse
 
 __all__ = ["Described", "Describer", "Maker", "Variant", "refuse", "torch_describer"]
 
@@ -37,10 +39,6 @@ class Described(NamedTuple):
     training: FrozenSet[bool] = frozenset()  # train() or eval(), of the modules that drop
 
 
-def refuse(module: nn.Module, reason: str) -> NoReturn:
-    raise TypeError(f"{type(module).__name__} cannot be offloaded: {reason}")
-
-
 class Maker:
     """Adds ops to a block, with parameters by their names in the module."""
 
@@ -48,12 +46,13 @@ class Maker:
         self.module, self.block, self.prefix, self.own = module, Block(dropout == "none"), "", dropout == "own"
         self.names: List[str] = []
         self.training: Set[bool] = set()
+        self.unused: Set[str] = set()  # parameters of adapters that are not active
 
     def within(self, prefix: str) -> Maker:
         """The same block; names below `prefix`."""
         inner = Maker.__new__(Maker)
         inner.module, inner.block, inner.names, inner.prefix = self.module, self.block, self.names, prefix
-        inner.own, inner.training = self.own, self.training
+        inner.own, inner.training, inner.unused = self.own, self.training, self.unused
         return inner
 
     def parameter(self, name: str) -> int:
@@ -79,11 +78,20 @@ class Maker:
         return None if getattr(self.module.get_submodule(owner), last) is None else self.parameter(name)
 
     def linear(self, value: int, name: str, *, transposed: bool = False) -> int:
-        weight = self.parameter(name + ".weight")
-        return self.block.linear(value, weight, self.maybe(name + ".bias"), transposed=transposed)
+        """name: "": of what has the maker's prefix."""
+        module = self.module.get_submodule((self.prefix + name).rstrip("."))
+        stem = f"{name}." if name else ""
+        if is_adapted(module):
+            return adapted(self, value, module, stem, transposed)
+        if not (type(module).__name__ == "Conv1D" if transposed else isinstance(module, nn.Linear)):
+            refuse(module, f"in the place of {self.prefix + name}: expected {'a Conv1D' if transposed else 'an nn.Linear'}")
+        weight = self.parameter(stem + "weight")
+        return self.block.linear(value, weight, self.maybe(stem + "bias"), transposed=transposed)
 
     def layer_norm(self, value: int, name: str) -> int:
         norm: Any = self.module.get_submodule(self.prefix + name)
+        if not isinstance(norm, nn.LayerNorm):
+            refuse(norm, f"in the place of {self.prefix + name}: expected an nn.LayerNorm")
         if len(norm.normalized_shape) != 1:
             refuse(norm, f"normalized_shape has to be the last dimension alone, got {tuple(norm.normalized_shape)}")
         weight = self.maybe(name + ".weight")
@@ -141,6 +149,10 @@ def activation(module: nn.Module, function: Any) -> str:
 def _multihead(make: Maker, name: str, value: int, variant: Variant, memory: Optional[int] = None) -> int:
     """nn.MultiheadAttention of a value to itself, or to the memory, with its output projection."""
     attention: Any = make.module.get_submodule((make.prefix + name).rstrip("."))
+    if not isinstance(attention, nn.MultiheadAttention):
+        refuse(attention, f"in the place of {make.prefix + name}: expected an nn.MultiheadAttention")
+    if is_adapted(attention.out_proj):
+        refuse(attention, "an adapter of its out_proj, which PyTorch does not call: leave it out of target_modules")
     for option in ("bias_k", "bias_v"):
         if getattr(attention, option) is not None:
             refuse(attention, "add_bias_kv=True adds a learned key, which no layout has")
@@ -205,7 +217,7 @@ _Pieces = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity, nn.GELU
 def _sequential(make: Maker, module: nn.Module, variant: Variant) -> Described:
     """A piece, or an nn.Sequential of pieces, as one layer."""
     pieces = list(_flat("", module))
-    if not any(isinstance(piece, (nn.Linear, nn.LayerNorm, nn.RMSNorm)) for _, piece in pieces):
+    if not any(isinstance(piece, (nn.Linear, nn.LayerNorm, nn.RMSNorm)) or is_adapted(piece) for _, piece in pieces):
         refuse(module, "a layer without parameters says nothing of its width")
     value, width, first = 0, 0, 0
     for name, piece in pieces:
@@ -229,7 +241,7 @@ def _flat(prefix: str, module: nn.Module) -> Any:
 
 
 def _widths(piece: Any) -> Tuple[int, int]:
-    if isinstance(piece, nn.Linear):
+    if isinstance(piece, nn.Linear) or is_adapted(piece):
         return piece.in_features, piece.out_features
     if isinstance(piece, (nn.LayerNorm, nn.RMSNorm)):
         return piece.normalized_shape[-1], piece.normalized_shape[-1]
@@ -238,8 +250,8 @@ def _widths(piece: Any) -> Tuple[int, int]:
 
 def _piece(make: Maker, piece: Any, value: int) -> int:
     block = make.block
-    if isinstance(piece, nn.Linear):
-        return block.linear(value, make.parameter("weight"), make.maybe("bias"))
+    if isinstance(piece, nn.Linear) or is_adapted(piece):
+        return make.linear(value, "")
     if isinstance(piece, nn.LayerNorm):
         if len(piece.normalized_shape) != 1:
             refuse(piece, f"normalized_shape has to be the last dimension alone, got {tuple(piece.normalized_shape)}")
@@ -269,7 +281,7 @@ def torch_describer(module: nn.Module) -> Optional[Describer]:
         return _exact(module, nn.MultiheadAttention, _attention_alone)
     if isinstance(module, (nn.Sequential, *_Pieces)):
         for _, piece in _flat("", module):
-            if type(piece) not in _Pieces:
+            if type(piece) not in _Pieces and not is_adapted(piece):
                 refuse(piece, f"in a Sequential there can be {', '.join(kind.__name__ for kind in _Pieces)}")
         return _sequential
     return None

@@ -1,4 +1,5 @@
-"""fetch, assign_ and local_weights: numbers of parameters on a daemon, read, written and lent to any code."""
+"""fetch, assign_, local_weights and local_gradients: numbers of parameters on a daemon and of their gradients, read, written
+and lent to any code."""
 from __future__ import annotations
 
 import contextlib
@@ -11,7 +12,7 @@ from ..errors import FailedPrecondition, brief, wrong
 from .parameters import RemoteGradient, RemoteNumbers, RemoteParameter, stack_of
 from .stack import RemoteStack
 
-__all__ = ["assign_", "fetch", "local_weights"]
+__all__ = ["assign_", "fetch", "local_gradients", "local_weights"]
 
 
 @brief
@@ -52,27 +53,27 @@ def local_weights(*models: nn.Module) -> Iterator[None]:
     """
     stacks = list({id(module): module for model in models for module in model.modules()
                    if isinstance(module, RemoteStack) and module.is_remote}.values())
-    lent: List[Tuple[RemoteStack, str, Any, Tensor]] = []
+    lent: List[Tuple[RemoteStack, str, Any, Any, Tensor]] = []
     for stack in stacks:
         weights = stack.weights()
         for name, tensor in stack._tensors().items():
-            owner, _, last = name.rpartition(".")
+            owner: Any = stack.get_submodule(name.rpartition(".")[0])
             number = weights[name].to(tensor.dtype)
-            lent.append((stack, name, tensor, number))
-            stack.get_submodule(owner)._parameters[last] = nn.Parameter(number.clone(), tensor.requires_grad)
+            lent.append((stack, name, owner, tensor, number))
+            owner._parameters[name.rpartition(".")[2]] = nn.Parameter(number.clone(), tensor.requires_grad)
         stack._local = True
     try:
         yield
     finally:
         changed: Dict[int, Dict[str, Tensor]] = {}
-        graded = []
-        for stack, name, tensor, number in lent:
-            owner, _, last = name.rpartition(".")
-            own = stack.get_submodule(owner)._parameters
-            now = own.get(last)
-            own[last] = tensor
+        graded, wrongly = [], []
+        for stack, name, owner, tensor, number in lent:  # in the module that has it, wherever that is by now
+            last = name.rpartition(".")[2]
+            now = owner._parameters.get(last)
+            owner._parameters[last] = tensor
             if now is None or now.shape != number.shape:
-                raise FailedPrecondition(f"local_weights: expected {name} of shape {tuple(number.shape)} at the block's end")
+                wrongly.append((name, number))
+                continue
             if now.grad is not None:
                 graded.append(name)
             if now.requires_grad != tensor.requires_grad:
@@ -83,9 +84,31 @@ def local_weights(*models: nn.Module) -> Iterator[None]:
             stack._local = False
             if id(stack) in changed:
                 stack.assign(changed[id(stack)], "local_weights")
+    for name, number in wrongly:
+        raise FailedPrecondition(f"local_weights: expected {name} of shape {tuple(number.shape)} at the block's end")
     if graded:
         raise FailedPrecondition(f"local_weights: {graded[0]} got a gradient in this block, which is lost: run what makes "
                                  "gradients outside of it")
+
+
+@contextlib.contextmanager
+def local_gradients(*models: nn.Module) -> Iterator[None]:
+    """In this block, between backward and step, gradients of the models' parameters on daemons are ordinary tensors; what
+    has changed goes back at its end, and the next step uses it: None is none, 0 is 0. Neither backward nor step in it.
+
+        loss.backward()
+        with attnd.torch.local_gradients(model):
+            for p in model.parameters():
+                torch.distributed.all_reduce(p.grad)
+        opt.step()
+    """
+    stacks = list({id(module): module for model in models for module in model.modules()
+                   if isinstance(module, RemoteStack) and module.is_remote and not module.lends_gradients}.values())
+    with contextlib.ExitStack() as lent:
+        for stack in stacks:
+            stack.lend_gradients()
+            lent.callback(stack.take_gradients)
+        yield
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

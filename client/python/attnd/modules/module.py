@@ -319,12 +319,32 @@ class Module:
 
     def put(self, tensors: Mapping[str, ArrayLike], *, kind: str = "weight", optimizer_step: Optional[int] = None,
             complete: Optional[bool] = None, timeout: Optional[float] = None) -> None:
-        """Writes weights, or moments, by the parameters' names: all of them or none."""
+        """Writes weights, or moments, by the parameters' names: all of them or none. Gradients since the last step are
+        cleared. kind="gradient": as put_gradients."""
+        if kind == "gradient":
+            return self.put_gradients(tensors, timeout=timeout)
         self.put_kinds({kind: tensors}, optimizer_step=optimizer_step, complete=complete, timeout=timeout)
 
     def put_kinds(self, kinds: Mapping[str, Mapping[str, ArrayLike]], *, optimizer_step: Optional[int] = None,
                   complete: Optional[bool] = None, timeout: Optional[float] = None) -> None:
         """As put, for several kinds at once: "weight", "moment1", "moment2", "moment2_max"."""
+        if "gradient" in kinds:
+            raise wrong("kinds", "weights and moments, which clear gradients: put_gradients puts those", "gradient")
+        made, keep = self._sent(kinds)
+        if complete is None:
+            complete = set(kinds.get("weight", ())) == set(self._shapes)
+        self._run("attnd_module_put", made, len(made), -1 if optimizer_step is None else optimizer_step, int(complete),
+                  timeout=timeout)
+        self.weights_complete |= complete
+
+    def put_gradients(self, tensors: Mapping[str, ArrayLike], *, timeout: Optional[float] = None) -> None:
+        """Replaces these parameters' gradients since the last step; the others stay. It counts as a backward: what follows
+        is added to them."""
+        made, keep = self._sent({"gradient": tensors})
+        self._run("attnd_module_put_gradients", made, len(made), timeout=timeout)
+
+    def _sent(self, kinds: Mapping[str, Mapping[str, ArrayLike]]) -> Tuple[Any, List[Array]]:
+        """What the library takes, and the arrays that it reads."""
         made, keep = [], []
         for kind, tensors in kinds.items():
             for name, value in tensors.items():
@@ -335,11 +355,7 @@ class Module:
                     raise wrong(name, f"shape {expected}", bits.shape)
                 keep.append(bits)
                 made.append(_tensor(kind, name, bits, _native.ELEMENTS[taken.element]))
-        if complete is None:
-            complete = set(kinds.get("weight", ())) == set(self._shapes)
-        self._run("attnd_module_put", (_native.ModuleTensor * len(made))(*made), len(made),
-                  -1 if optimizer_step is None else optimizer_step, int(complete), timeout=timeout)
-        self.weights_complete |= complete
+        return (_native.ModuleTensor * len(made))(*made), keep
 
     def get(self, names: Optional[Iterable[str]] = None, *, kind: str = "weight", timeout: Optional[float] = None
             ) -> Dict[str, Array]:

@@ -16,13 +16,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import FailedPrecondition, brief, wrong, wrong_type
 from .module import SGD, AdamW, StepValues
+from .owning import optimizers, replaced, take_new
 from .parameters import RemoteParameter
-from .stack import RemoteStack, replaced, stack_of
+from .stack import RemoteStack, stack_of
 
 __all__ = ["RemoteOptimizer", "clip_grad_norm_"]
 
 _MOMENTS = {"exp_avg": "moment1", "exp_avg_sq": "moment2", "max_exp_avg_sq": "moment2_max", "momentum_buffer": "moment1"}
 _MOST_GROUPS = 64
+_KINDS = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
 
 
 class RemoteOptimizer(torch.optim.Optimizer):
@@ -31,7 +33,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.__dict__.update({name: value for name, value in inner.__dict__.items() if name != "step"})  # hooks and groups
         self._inner, self._kind = inner, type(inner)
-        if self._kind not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
+        if self._kind not in _KINDS:
             raise TypeError(f"optimizer: expected torch.optim.AdamW, Adam or SGD, got {self._kind.__name__}; with "
                             'attnd.torch.offload(..., optimizer="local") it can be any')
         take_replaced(inner)
@@ -41,6 +43,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._step_supports_amp_scaling = True
         mine: Any = inner
         mine.state_dict, mine.load_state_dict = self.state_dict, self.load_state_dict  # its own know nothing of daemons
+        optimizers.add(self)
 
     @property
     def stacks(self) -> List[RemoteStack]:
@@ -82,7 +85,23 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         self._inner.add_param_group(param_group)
+        take_new(self.param_groups[-1]["params"])
         self._claim(self.param_groups[-1:])
+
+    def take_back(self, parameter: nn.Parameter, step: int, moments: Dict[str, Tensor]) -> None:
+        """A parameter has come back from its daemon, with what the optimizer has of it."""
+        is_sgd = self._kind is torch.optim.SGD
+        words = {kind: word for word, kind in _MOMENTS.items() if (word == "momentum_buffer") == is_sgd}
+        held = {words[kind]: tensor.to(parameter.dtype) for kind, tensor in moments.items() if kind in words}
+        self.state[parameter] = held if is_sgd else {"step": torch.tensor(float(step)), **held}
+
+    def adopt(self, stack: RemoteStack) -> None:
+        """The stack has taken parameters: what the optimizer has of them goes with them."""
+        found = [(parameter, stack_of(parameter)) for parameter in self._listed() if parameter in self.state]
+        names = [at[1] for _, at in found if at is not None and at[0] is stack]
+        if names:
+            stack.claim(self, self.spec, names)
+            self._take_state()
 
     def state_dict(self) -> Dict[str, Any]:
         """As the optimizer alone would have it, with the daemons' moments."""
@@ -273,9 +292,10 @@ def _refuse_others(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         found = stack_of(parameter)
         if (found is not None and not found[0].hides) or parameter in replaced:
-            name = found[1] if found is not None else "one of its parameters"
-            raise TypeError(f"optimizer: expected attnd.torch.optimizer({type(optimizer).__name__}(...)), since {name} "
-                            f"and others are on a daemon, got {type(optimizer).__name__}")
+            name, kind = found[1] if found is not None else "one of its parameters", type(optimizer)
+            expected = f"attnd.torch.optimizer({kind.__name__}(...))" if kind in _KINDS else (
+                "attnd.torch.optimizer of AdamW, Adam or SGD, or layers offloaded with optimizer=\"local\"")
+            raise TypeError(f"optimizer: expected {expected}, since {name} and others are on a daemon, got {kind.__name__}")
 
 
 register_optimizer_step_pre_hook(_refuse_others)

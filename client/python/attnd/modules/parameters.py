@@ -77,6 +77,9 @@ class _Numbers:
     def __torch_function__(cls, function: Any, types: Any, arguments: Sequence[Any] = (),
                            keywords: Optional[Dict[str, Any]] = None) -> Any:
         name, how = called(function)
+        if name == "device" and how == "get":
+            found = stack_of(arguments[0])
+            return torch.device("cpu") if found is None else found[0].device  # of what goes with it
         if _is_harmless(name, how):
             made = _plain(function, arguments, keywords)
             if name == "requires_grad_":
@@ -136,8 +139,12 @@ class RemoteParameter(_Numbers, nn.Parameter):
     @grad.setter
     def grad(self, value: Optional[Tensor]) -> None:
         found = stack_of(self)
+        if value is not None and found is not None and found[0].lends_gradients:
+            found[0].set_lent(found[1], value)
+            return
         if value is not None and (found is None or value is not found[0].gradient_of(found[1])):
-            raise wrong("grad", "None, since gradients of this parameter are the daemon's", type(value).__name__)
+            raise wrong("grad", "None, since gradients of this parameter are the daemon's, but under `with "
+                        "attnd.torch.local_gradients(model):`", type(value).__name__)
         if value is None:
             self.had_gradient = False
             if found is not None:
@@ -242,7 +249,7 @@ class RemoteGradient(Tensor):
         return self
 
     def zero(self) -> RemoteGradient:
-        if self._state.is_lost:
+        if self._state.is_lost and not self._stack.is_lent(self._name):
             self._stack.revive(self._name)
         self._live().zero()
         self._stack.settle()
@@ -255,6 +262,9 @@ class RemoteGradient(Tensor):
     def _live(self) -> GradientState:
         if self._stack.gradient_state(self._name) is not self._state:
             raise FailedPrecondition(f"grad: zero_grad has forgotten this gradient of {self._name}; take p.grad anew")
+        if self._stack.is_lent(self._name):
+            raise FailedPrecondition(f"grad: in a block of local_gradients take {self._name}.grad anew: it is an ordinary "
+                                     "tensor there")
         if self._state.is_lost:
             raise FailedPrecondition(
                 f"grad: the daemon has cleared the gradient of {self._name} with the last step; call zero_grad() between a "
@@ -288,7 +298,7 @@ def _refuse_gradient(self: Any, what: str) -> NoReturn:
     raise Unimplemented(
         f"{what}: the gradient of {self._name} is on a daemon, where it can be multiplied by a number, set to 0 or None, "
         "and measured (clip_grad_norm_, norms of order 1, 2 and inf, a GradScaler). attnd.torch.fetch(p.grad) gives its "
-        "numbers; to change them, attnd.torch.offload(..., optimizer=\"local\") brings gradients here", field="grad")
+        "numbers; under `with attnd.torch.local_gradients(model):` it is an ordinary tensor", field="grad")
 
 
 # Each with the gradients, the other arguments, keywords, and whether the function takes one gradient.

@@ -18,15 +18,22 @@ class Parts:
         self._parts: Dict[str, List[Tuple[str, int]]] = {}  # by the module's name: the layout's, and rows
         self.prefixes = list(prefixes)
         self.names: List[str] = []  # of the module, for each parameter of the layout
+        self.shapes: List[Tuple[str, Tuple[int, ...]]] = []  # of the layout's parameters, by its names
         for prefix, layer in zip(self.prefixes, layers):
             for inner, (own, shape) in zip(layer.names, layer.block.parameters):
                 self.names.append(prefix + inner)
+                self.shapes.append((prefix + own, tuple(shape)))
                 self._parts.setdefault(prefix + inner, []).append((prefix + own, shape[0]))
 
     def put(self, module: Module, kinds: Mapping[str, Mapping[str, Array]], **options: Any) -> None:
         """As Module.put_kinds, by the module's names."""
         module.put_kinds({kind: {own: part for name, array in tensors.items() for own, part in self._cut(name, array)}
                           for kind, tensors in kinds.items()}, **options)
+
+    def put_gradients(self, module: Module, tensors: Mapping[str, Array], **options: Any) -> None:
+        """As Module.put_gradients, by the module's names."""
+        module.put_gradients({own: part for name, array in tensors.items() for own, part in self._cut(name, array)},
+                             **options)
 
     def get(self, module: Module, kinds: Sequence[str], names: Optional[Iterable[str]] = None, *,
             timeout: Optional[float] = None) -> Dict[str, Dict[str, Array]]:

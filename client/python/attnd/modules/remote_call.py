@@ -2,6 +2,7 @@
 such calls, one layer's output into the next, at once."""
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -80,18 +81,28 @@ class Run:
         if local and self.versions != stack.versions():
             raise RuntimeError("one of the parameters needed for gradient computation has been modified by an inplace "
                                "operation since this stack's forward")
-        element, rows = module.layout.element, call.enter(dy)
+        element, power = module.layout.element, 1.0
+        if element == "f16":
+            power = stack.choose_power(float(torch.linalg.vector_norm(dy, math.inf)), not local and trained)
+            dy = dy.to(torch.float32) * power
+        rows = call.enter(dy)
         dx = module.backward(bits_of(rows[0] if call.cu_seqlens is not None else rows, element), self.activations,
                              want_dx=self.wants_dx, weight_gradients=trained, timeout=stack._options.timeout)
         if not local and trained:
             stack.after_backward(names, is_empty=False)
         if self.memory_like is not None and dx is not None:
             dx, made = dx
-            self.d_memory = tensor_of(made, element, self.memory_like.dtype, self.memory_like.device)
+            self.d_memory = _lowered(made, element, power, self.memory_like.dtype, self.memory_like.device)
         if dx is not None:
-            self.dx = call.leave(tensor_of(dx, element, self.x_type, self.device).reshape(rows.shape))
+            self.dx = call.leave(_lowered(dx, element, power, self.x_type, self.device).reshape(rows.shape))
         if local and trained:
-            self.gradients = stack.gradients(module, names)
+            self.gradients = stack.gradients(module, names, power)
+
+
+def _lowered(array: Any, element: str, power: float, to: torch.dtype, device: torch.device) -> Tensor:
+    if power == 1:
+        return tensor_of(array, element, to, device)
+    return (tensor_of(array, element, torch.float32, device) / power).to(to)
 
 
 class Part:

@@ -8,19 +8,17 @@ later call needs another one.
 from __future__ import annotations
 
 import copy
-import gc
 import threading
 import uuid
 import weakref
 from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple, Union
 
 import torch
-import torch.utils.weak
 from torch import Tensor, nn
 
 from .._transfer import send
 from ..client import Client
-from ..errors import AttndError, FailedPrecondition, Unimplemented, wrong
+from ..errors import AttndError, FailedPrecondition, ResourceExhausted, Unimplemented, wrong
 from .calls import StackCall, adapt
 from .chain import LayerForward, call_layers, same, uncompiled
 from .describe import describe
@@ -30,20 +28,18 @@ from .layout import Layout
 from .leases import renew
 from .module import AdamW, GradientNorms, Module, Registration, SGD, StepValues
 from .numbers import digest, host, own
+from .owning import Owning, optimizers
 from .parameters import GradientState, RemoteParameter, stack_of
 from .parts import Parts
 from .states import add_inner_hooks, add_stack_hooks, drop_inner_hooks
 from .stepping import Stepping
 from .watch import Watch, has_hooks, refuse_captures, refuse_hooks
 
-__all__ = ["RemoteStack", "layout_of", "replaced", "stack_of"]
+__all__ = ["RemoteStack", "layout_of", "stack_of"]
 
 _LEASE, _NAMED_LEASE = 120.0, 3600.0  # seconds; the first is renewed while this process lives
 # Of the calls of a model's layers; the layout says them, or they have been refused.
 _IGNORED = {"position_embeddings", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
-
-# Parameters that offload could not change in place (weak references hold them), and where their stacks have them.
-replaced: Any = torch.utils.weak.WeakIdKeyDictionary()
 
 
 class StackOptions(NamedTuple):
@@ -82,7 +78,7 @@ def layout_of(layers: Sequence[Tuple[Any, nn.Module]], variant: Variant, element
     return layout
 
 
-class RemoteStack(Stepping, nn.Module):
+class RemoteStack(Stepping, Owning, nn.Module):
     """Made by attnd.torch.offload."""
 
     _anchor: Tensor  # stands for the parameters in autograd's graph
@@ -118,6 +114,8 @@ class RemoteStack(Stepping, nn.Module):
         self._staged: Dict[str, Tuple[StepValues, float]] = {}  # steps that wait for those of other optimizers
         # ---- Gradients.
         self.hides = False
+        self._lent, self._lent_bits = None, {}
+        self._power = 1.0
         self._grads: Dict[str, GradientState] = {}
         self._stale: Set[str] = set()  # on the daemon, though not what the gradient here is
         self._norms: Optional[Dict[str, List[GradientNorms]]] = None
@@ -142,6 +140,7 @@ class RemoteStack(Stepping, nn.Module):
             add_inner_hooks(self, layer)
         add_stack_hooks(self)
         self._refresh()
+        self._join()
 
     # ---- As the ModuleList or Sequential was.
 
@@ -238,11 +237,9 @@ class RemoteStack(Stepping, nn.Module):
     def gradient(self, name: str) -> Tensor:
         """The daemon's numbers, as others have multiplied them."""
         with self._lock:
-            state = self._grads[name]
-            assert self._module is not None
-            found = self._parts.get(self._module, ["gradient"], [name], timeout=self._options.timeout)["gradient"][name]
-            tensor = torch.from_numpy(found)
-            return torch.zeros_like(tensor) if state.is_zero else tensor if state.factor == 1 else tensor * state.factor
+            if self._grads[name].is_zero:
+                return torch.zeros(self._cached[name].shape)
+            return self._numbers([name])[name]
 
     def assign(self, tensors: Dict[str, Tensor], what: str) -> None:
         """Writes weights."""
@@ -297,13 +294,11 @@ class RemoteStack(Stepping, nn.Module):
             raise TypeError("offload: expected the layers that were offloaded; give others to attnd.torch.offload")
         described = self._describe(layers)
         parts = Parts([f"{name}." for name, _ in layers], described)
-        if parts.names != self._parts.names and self._module is not None:
-            raise TypeError("offload: a parameter of these layers has come or gone since they were offloaded; give the "
-                            "changed layers to attnd.torch.offload anew")
         cached = {f"{name}.{inner}": layer.get_parameter(inner) for (name, layer), found in zip(layers, described)
                   for inner in found.names}
-        if self.is_remote:
-            self._take_parameters(cached)
+        if parts.shapes != self._parts.shapes:
+            self.rearrange(cached)
+        has_taken = self.is_remote and self.take(cached)
         self._parts, self.described, self._cached = parts, described, cached
         refuse_hooks([layer for _, layer in layers])  # also of what came since
         for _, layer in layers:
@@ -313,6 +308,8 @@ class RemoteStack(Stepping, nn.Module):
         self._seen = [*self._modules.values()]
         self._watch, self._is_touched = Watch([layer for _, layer in layers]), False
         self._look_at_trained()
+        for optimizer in list(optimizers) if has_taken else ():
+            optimizer.adopt(self)
         return True
 
     def _look_at_trained(self) -> None:
@@ -329,51 +326,6 @@ class RemoteStack(Stepping, nn.Module):
         mine = LayerForward(self, index, layer)
         layer.__dict__.update(forward=mine, __deepcopy__=mine.copy_layer)
         self._forwards[index] = layer
-
-    def _take_parameters(self, cached: Dict[str, nn.Parameter]) -> None:
-        """Those that are still here."""
-        taken: Dict[str, Tensor] = {}
-        held: List[nn.Parameter] = []
-        swap: Any = torch.utils.swap_tensors
-        mine = {name: tensor for name, tensor in cached.items()
-                if not (isinstance(tensor, RemoteParameter) and stack_of(tensor) == (self, name))}
-        for name, tensor in mine.items():
-            if isinstance(tensor, RemoteParameter):
-                raise TypeError(f"offload: {name} is another stack's parameter already: layers share nothing on a daemon")
-            if tensor.is_meta:
-                raise TypeError(f"offload: {name} is a meta tensor, without numbers")
-            if tensor.grad is not None:
-                raise FailedPrecondition(f"offload: {name} has a gradient, which would stay here: call zero_grad() before")
-        if mine and self._module is not None:
-            self._refuse_live("offload", besides=mine)
-        for name, tensor in mine.items():
-            old = self._cached.get(name)
-            if isinstance(old, RemoteParameter):
-                old.owner = None  # nobody's: another has taken its place
-                old.had_gradient = self._grads.pop(name, None) is not None
-            taken[name] = own(tensor)
-            owner, _, last = name.rpartition(".")
-            meta = RemoteParameter(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), tensor.requires_grad)
-            meta.owner = weakref.ref(self), name
-            try:
-                swap(tensor, meta)  # so that it is the same object for optimizers and other owners
-            except RuntimeError:  # something in C++, or a weak reference, holds it
-                held.append(tensor)
-                self.get_submodule(owner)._parameters[last] = meta
-                replaced[tensor] = weakref.ref(meta)
-                cached[name] = meta
-        if held:
-            _refuse_other_owners(self, held)
-        if self._module is None:
-            self._weights.update(taken)
-        elif taken:
-            for name in taken:
-                self.steps.pop(name, None)
-                self._owners.pop(name, None)
-            self.assign(taken, "offload")
-            zeros = {name: torch.zeros(tensor.shape) for name, tensor in taken.items()}
-            given = self._module.registration.optimizer
-            self._put_moments({kind: zeros for kind in (given.moments if given else ())})
 
     def _register(self, variant: Variant, max_rows: int, memory_rows: int) -> None:
         """A module for such calls, with the state of the one before."""
@@ -399,7 +351,7 @@ class RemoteStack(Stepping, nn.Module):
         if old is not None:
             self.run_pending()
             old.release(timeout=options.timeout)
-        kept = 2 * max_rows if options.kept_rows is None else options.kept_rows
+        kept = 2 * max_rows if options.kept_rows is None else options.kept_rows and max(options.kept_rows, max_rows)
         ttl = _LEASE if options.name is None else _NAMED_LEASE
         wanted = Registration(layout, self._name, self._spec, (), max_rows, kept, options.durability, ttl,
                               memory_rows if layout.memory_width else 0)
@@ -457,6 +409,11 @@ class RemoteStack(Stepping, nn.Module):
         self._is_new |= changed
         return changed
 
+    def refresh(self) -> None:
+        """Looks at the layers now, not at their next call."""
+        with self._lock:
+            self._is_new |= self._refresh()
+
     def has(self, forward: LayerForward) -> bool:
         """Its layer is one of these."""
         return self._forwards.get(forward.index) is forward.layer
@@ -464,6 +421,9 @@ class RemoteStack(Stepping, nn.Module):
     def begin(self, call: StackCall, with_gradient: bool) -> Tuple[Module, Any]:
         """The module for a call, with present weights; with optimizer="local", what tells a change of them."""
         self.flush()
+        if with_gradient and self._options.kept_rows == 0:
+            raise ResourceExhausted("kept_rows: expected above 0 in attnd.torch.offload(..., kept_rows=) where a backward "
+                                    "may follow, got 0: call the layers under torch.no_grad()", field="kept_rows")
         module = self._ensure(call, with_gradient)
         return module, self.send_changed(module) if not self._options.server_optimizer else ()
 
@@ -534,14 +494,15 @@ class RemoteStack(Stepping, nn.Module):
     def versions(self) -> Tuple[Tuple[int, int], ...]:
         return tuple((tensor.data_ptr(), tensor._version) for tensor in self._tensors().values())
 
-    def gradients(self, module: Module, names: Sequence[str]) -> Dict[str, Tensor]:
-        """With optimizer="local": of these parameters, since the backward that has just been; the server's are cleared."""
+    def gradients(self, module: Module, names: Sequence[str], power: float) -> Dict[str, Tensor]:
+        """With optimizer="local": of these parameters, since the backward that has just been, whose dy was multiplied by
+        power; the server's are cleared."""
         tensors, trained = self._tensors(), self.in_module()
         found = self._parts.get(module, ["gradient"], [name for name in names if name in trained],
                                 timeout=self._options.timeout)["gradient"]
         module.discard(timeout=self._options.timeout)
-        return {name: send(torch.from_numpy(array), tensors[name].device).to(tensors[name].dtype)
-                for name, array in found.items()}
+        return {name: send(torch.from_numpy(array) / power if power != 1 else torch.from_numpy(array),
+                           tensors[name].device).to(tensors[name].dtype) for name, array in found.items()}
 
 
 def _copied(layer: nn.Module, memo: Dict[int, Any]) -> nn.Module:
@@ -561,14 +522,3 @@ def _release(held: List[Module]) -> None:
         held.pop().release(timeout=1.0)
     except (AttndError, OSError, IndexError):
         pass  # it ends by its time
-
-
-def _refuse_other_owners(stack: RemoteStack, held: Sequence[nn.Parameter]) -> None:
-    """Of parameters that could not be changed in place: a module outside would keep the old ones."""
-    wanted = {id(tensor) for tensor in held}
-    for found in gc.get_objects():
-        if issubclass(type(found), nn.Module) and "_parameters" in vars(found):
-            for name, tensor in found._parameters.items():
-                if id(tensor) in wanted:
-                    raise TypeError(f"offload: {type(found).__name__}.{name} outside of these layers is one of their "
-                                    "parameters too, and layers share nothing with others on a daemon")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import FailedPrecondition, Unimplemented, wrong
 from .module import AdamW, GradientNorms, Module, ParameterStep, SGD, StepValues
-from .numbers import host, own
+from .numbers import digest, host, own
 from .parameters import GradientState, RemoteGradient
 from .parts import Parts
 
@@ -40,6 +40,10 @@ class Stepping:
     _stale: Set[str]
     _norms: Optional[Dict[str, List[GradientNorms]]]
     _has_all_norms: bool
+    _lent: Optional[Dict[str, Optional[Tensor]]]  # gradients, under attnd.torch.local_gradients
+    _lent_bits: Dict[str, int]  # digests of them as they were lent
+    _power: float  # of two: gradients on the daemon are multiplied by it
+    ranks: Any
 
     def _register(self, variant: Any, max_rows: int, memory_rows: int) -> None:
         raise NotImplementedError
@@ -82,6 +86,9 @@ class Stepping:
         """Parameters' steps, and what their gradients are multiplied by. With checked=False only looks whether they can be
         done."""
         with self._lock:
+            if self._lent is not None:
+                raise FailedPrecondition("local_gradients: expected no step in this block: gradients go back to the daemon "
+                                         "at its end")
             if self._staged.keys() & steps.keys():
                 self.flush()
             made: Dict[str, Tuple[StepValues, float]] = {}
@@ -139,7 +146,8 @@ class Stepping:
                     entries.append(ParameterStep())
                     continue
                 of, multiplier = self._staged[name]
-                entries.append(ParameterStep(values.setdefault(of, len(values)), self.steps.get(name, 0) + 1, multiplier))
+                entries.append(ParameterStep(values.setdefault(of, len(values)), self.steps.get(name, 0) + 1,
+                                             multiplier / self._power))
             staged, self._staged = self._staged, {}  # one that fails is no later call's
             self._module.step_parameters(list(values), entries, timeout=self._options.timeout)
             for name, (of, _) in staged.items():
@@ -208,7 +216,11 @@ class Stepping:
     def gradient_of(self, name: str) -> Optional[Tensor]:
         """RemoteParameter.grad."""
         state = self._grads.get(name)
-        if self.hides or state is None:
+        if self.hides:
+            return None
+        if self._lent is not None and name in self._lent:
+            return self._lent[name]
+        if state is None:
             return None
         mine: Any = self
         if state.tensor is None or state.tensor.device != self.device:
@@ -231,16 +243,23 @@ class Stepping:
                     self._norms.setdefault(at, []).append(one)
             found = self._norms[name]
             if order == 2:
-                return math.sqrt(sum(one.squared for one in found))
-            if order == 1:
-                return sum(one.sum for one in found)
-            return math.nan if any(math.isnan(one.largest) for one in found) else max(one.largest for one in found)
+                made = math.sqrt(sum(one.squared for one in found))
+            elif order == 1:
+                made = sum(one.sum for one in found)
+            else:
+                made = math.nan if any(math.isnan(one.largest) for one in found) else max(one.largest for one in found)
+            return made / self._power
 
     def forget(self, names: Iterable[str]) -> None:
         """Gradients set to None."""
         with self._lock:
-            self.flush()
+            names = list(names)
+            if not self._staged.keys().isdisjoint(names):
+                self.flush()
             for name in names:
+                if self.is_lent(name):
+                    self._lent[name] = None  # type: ignore[index]
+                    continue
                 state = self._grads.pop(name, None)
                 if state is not None and not state.is_lost:
                     self._stale.add(name)
@@ -250,7 +269,10 @@ class Stepping:
         with self._lock:
             self.flush()
             for name in names:
-                if name in self._grads:
+                lent = self._lent[name] if self._lent is not None and self.is_lent(name) else None
+                if lent is not None:
+                    lent.zero_()
+                elif name in self._grads and not self.is_lent(name):
                     self.revive(name)
                     self._grads[name].zero()
             self.settle()
@@ -272,15 +294,75 @@ class Stepping:
             self._module.discard(timeout=self._options.timeout)
 
     def before_backward(self) -> None:
+        """The daemon adds to what it has: that is made what gradients are here."""
+        if self._lent is not None:
+            raise FailedPrecondition("local_gradients: expected no backward in this block: run it before or after")
         self.flush()
         self.settle()
-        live = [state for state in self._grads.values() if not state.is_lost and not state.is_zero]
-        if any(state.factor != 1 for state in live):
-            raise FailedPrecondition("backward: expected a step or zero_grad since gradients were clipped or unscaled")
-        if live and (self._stale or any(state.is_zero for state in self._grads.values())):
-            raise FailedPrecondition("backward: some gradients of this stack were set to None or 0 and others not, and the "
-                                     "daemon adds to all: call zero_grad() of all, or a step, before")
+        live = {name: state for name, state in self._grads.items() if not state.is_lost and not state.is_zero}
+        scaled = [name for name, state in live.items() if state.factor != 1]
+        there = self.in_module() if live else set()
+        zero = {name for name in there if live and (name in self._stale or (
+            name in self._grads and self._grads[name].is_zero)) and not self._is_lost(name)}
         self._norms = None
+        if not scaled and not zero:
+            return
+        if self.ranks is not None:
+            raise FailedPrecondition("backward: expected a step or zero_grad since gradients of a group's module were "
+                                     "clipped, unscaled, or set to None or 0")
+        found = {name: tensor.numpy() for name, tensor in self._numbers(scaled).items()}
+        self._put_gradients({**found, **{name: torch.zeros(self._cached[name].shape).numpy() for name in zero}})
+        for name in scaled:
+            live[name].factor = 1.0
+        self._stale -= zero
+
+    def _is_lost(self, name: str) -> bool:
+        state = self._grads.get(name)
+        return state is not None and state.is_lost
+
+    def _numbers(self, names: Sequence[str]) -> Dict[str, Tensor]:
+        """Gradients as they are here, of what the daemon has and how that was multiplied."""
+        if not names:
+            return {}
+        assert self._module is not None
+        found = self._parts.get(self._module, ["gradient"], names, timeout=self._options.timeout)["gradient"]
+        factors = {name: self._grads[name].factor / self._power for name in found}
+        return {name: torch.from_numpy(array) if factors[name] == 1 else torch.from_numpy(array) * factors[name]
+                for name, array in found.items()}
+
+    def choose_power(self, largest: float, adds: bool) -> float:
+        """What a dy of float16 is multiplied by, of numbers up to `largest`: that type has nothing below 6e-8 or above
+        65504. adds: to the daemon's gradients, which have one power for all that they are the sum of."""
+        mine = 1.0
+        if math.isfinite(largest) and largest > 0:
+            mine = math.ldexp(1.0, max(-100, min(-math.frexp(largest)[1], 100)))
+        if self.ranks is not None:
+            return 1.0  # which ranks would have to agree on
+        assert self._module is not None
+        if not adds or not self._module.micro_batches:
+            self._power = mine if adds else self._power
+            return mine
+        if mine != 1 and not 1 / 1024 < largest * self._power < 8192:
+            names = [name for name, state in self._grads.items() if not state.is_lost and not state.is_zero]
+            numbers, self._power = self._numbers(names), mine
+            self._put_gradients({name: host(tensor) for name, tensor in numbers.items()})
+            for name in names:
+                self._grads[name].factor = 1.0
+        return self._power
+
+    def _put_gradients(self, tensors: Dict[str, Any]) -> None:
+        assert self._module is not None
+        self._norms = None
+        try:
+            if not self._module.micro_batches:
+                self._power = 1.0
+            if self._power != 1:
+                tensors = {name: array * self._power for name, array in tensors.items()}
+            self._parts.put_gradients(self._module, tensors, timeout=self._options.timeout)
+        except BaseException:
+            for name in tensors:  # nobody knows what the daemon has
+                self._grads.setdefault(name, GradientState()).is_lost = True
+            raise
 
     def after_backward(self, names: Iterable[str], is_empty: bool) -> None:
         """names: of the layers that it was of. is_empty: the call had no rows, and its gradients are 0."""
@@ -293,6 +375,63 @@ class Stepping:
                 self._stale.add(name)  # the daemon has this backward's alone
             elif state.is_zero and not is_empty:
                 state.factor, state.is_zero = 1.0, False
+
+
+    # ---- Gradients that are lent.
+
+    @property
+    def lends_gradients(self) -> bool:
+        """Under attnd.torch.local_gradients."""
+        return self._lent is not None
+
+    def is_lent(self, name: str) -> bool:
+        return self._lent is not None and name in self._lent
+
+    def lend_gradients(self) -> None:
+        """They are ordinary tensors from now on, but those that a step has cleared, or is about to use."""
+        with self._lock:
+            if self.ranks is not None:
+                raise Unimplemented("local_gradients: expected layers of one process; those of a group have the sum over "
+                                    "ranks on the daemon: scale or clip it there, or use optimizer=\"local\" under "
+                                    "DistributedDataParallel", field="group")
+            names = [name for name in self._cached if name in self.in_module() and name not in self._staged
+                     and not self._is_lost(name)]
+            found = self._numbers([name for name in names if name in self._grads and not self._grads[name].is_zero])
+            self._lent = {}
+            for name in names:
+                if name in found:
+                    self._lent[name] = found[name].to(self.device)
+                else:
+                    self._lent[name] = torch.zeros(self._cached[name].shape, device=self.device) \
+                        if name in self._grads else None
+            self._lent_bits = {name: digest(tensor) for name, tensor in self._lent.items() if tensor is not None}
+
+    def set_lent(self, name: str, tensor: Tensor) -> None:
+        """RemoteParameter.grad = tensor."""
+        shape = self._cached[name].shape
+        if not self.is_lent(name):
+            raise FailedPrecondition(f"grad: {name} cannot be given a gradient now: call the layers once before, with its "
+                                     "requires_grad set, and do not step between backward and local_gradients")
+        if tensor.shape != shape or not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.is_meta:
+            raise wrong("grad", f"a dense tensor of shape {tuple(shape)}", f"{tensor.dtype} of {tuple(tensor.shape)}")
+        assert self._lent is not None
+        self._lent[name] = tensor
+
+    def take_gradients(self) -> None:
+        """What has changed goes to the daemon."""
+        with self._lock:
+            lent, self._lent = self._lent or {}, None
+            changed = {name: tensor for name, tensor in lent.items() if tensor is not None
+                       and (self._is_lost(name) or digest(tensor) != self._lent_bits.get(name))}
+            if changed:
+                self._put_gradients({name: host(tensor) for name, tensor in changed.items()})
+            for name in changed:
+                state = self._grads.setdefault(name, GradientState())
+                state.factor, state.is_zero, state.is_lost = 1.0, False, False
+                self._stale.discard(name)
+            gone = [name for name, tensor in lent.items() if tensor is None and name in self._grads]
+            if gone:
+                self.forget(gone)
 
 
 def _union(specs: Sequence[Any]) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from torch import nn
 
 from ..errors import Unimplemented
+from .adapters import is_adapted, state_of
 
 __all__ = ["Watch", "has_hooks", "refuse_captures", "refuse_hooks"]
 
@@ -76,12 +77,13 @@ class Watch:
                                              for inner in (module._modules, module._parameters) if inner]
         self._empty: List[Dict[str, Any]] = [inner for module in self._modules
                                              for inner in (module._modules, module._parameters) if not inner]
+        self._adapted = [module for module in self._modules if is_adapted(module)]
         self._saved_inner = [dict(inner) for inner in self._inner]
         self._saved = self._look()
 
     def _look(self) -> Tuple[Any, ...]:
         return ([get(values) for get, values in self._getters], list(map(len, self._dicts)),
-                [module.__class__ for module in self._modules])
+                [module.__class__ for module in self._modules], [state_of(module) for module in self._adapted])
 
     def changed(self) -> bool:
         try:

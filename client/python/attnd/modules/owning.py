@@ -1,0 +1,163 @@
+"""Owning: which parameters are a remote stack's. Those of its layers that are still here are taken; those that have moved in
+the layers, or have other names, keep their numbers; those in whose place there is another, or none, are let go."""
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
+
+import torch
+import torch.utils.weak
+from torch import Tensor, nn
+
+from ..errors import FailedPrecondition
+from .module import Module
+from .numbers import own
+from .parameters import GradientState, RemoteParameter, stack_of
+
+__all__ = ["Owning", "optimizers", "replaced", "take_new"]
+
+# Parameters that offload could not change in place (weak references hold them), and where their stacks have them.
+replaced: Any = torch.utils.weak.WeakIdKeyDictionary()
+# All of this process.
+_stacks: Any = weakref.WeakSet()
+optimizers: Any = weakref.WeakSet()
+
+
+class Owning:
+    """A part of RemoteStack, which has what is declared here."""
+
+    steps: Dict[str, int]
+    ranks: Any
+    _lock: threading.RLock
+    _module: Optional[Module]
+    _held: List[Module]
+    _needs: Any
+    _options: Any
+    _cached: Dict[str, nn.Parameter]
+    _weights: Dict[str, Tensor]
+    _parked: Dict[str, Dict[str, Tensor]]
+    _sent: Dict[str, int]
+    _owners: Dict[str, Any]
+    _grads: Dict[str, GradientState]
+    _stale: Set[str]
+
+    def _join(self) -> None:
+        """Once."""
+        _stacks.add(self)
+
+    def take(self, cached: Dict[str, nn.Parameter]) -> bool:
+        """Those that are still here. Whether there are any."""
+        mine: Any = self
+        taken: Dict[str, Tensor] = {}
+        held: List[nn.Parameter] = []
+        swap: Any = torch.utils.swap_tensors
+        here = {name: tensor for name, tensor in cached.items()
+                if not (isinstance(tensor, RemoteParameter) and stack_of(tensor) == (self, name))}
+        for name, tensor in here.items():
+            if isinstance(tensor, RemoteParameter):
+                raise TypeError(f"offload: {name} is another stack's parameter already: layers share nothing on a daemon")
+            if tensor.is_meta:
+                raise TypeError(f"offload: {name} is a meta tensor, without numbers")
+            if tensor.grad is not None:
+                raise FailedPrecondition(f"offload: {name} has a gradient, which would stay here: call zero_grad() before")
+        if here and self._module is not None:
+            mine._refuse_live("offload", besides=here)
+        for name, tensor in here.items():
+            old = self._cached.get(name)
+            if isinstance(old, RemoteParameter) and stack_of(old) == (self, name):
+                old.owner = None  # nobody's: another has taken its place
+                old.had_gradient = self._grads.pop(name, None) is not None
+            taken[name] = own(tensor)
+            owner, _, last = name.rpartition(".")
+            meta = RemoteParameter(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), tensor.requires_grad)
+            meta.owner = weakref.ref(self), name
+            try:
+                swap(tensor, meta)  # so that it is the same object for optimizers and other owners
+            except RuntimeError:  # something in C++, or a weak reference, holds it
+                held.append(tensor)
+                mine.get_submodule(owner)._parameters[last] = meta
+                replaced[tensor] = weakref.ref(meta)
+                cached[name] = meta
+        if held:
+            _refuse_other_owners(self, held)
+        if self._module is None:
+            self._weights.update(taken)
+        elif taken:
+            for name in taken:
+                self.steps.pop(name, None)
+                self._owners.pop(name, None)
+            mine.assign(taken, "offload")
+            zeros = {name: torch.zeros(tensor.shape) for name, tensor in taken.items()}
+            given = self._module.registration.optimizer
+            mine._put_moments({kind: zeros for kind in (given.moments if given else ())})
+        return bool(taken)
+
+    def rearrange(self, cached: Dict[str, nn.Parameter]) -> None:
+        """Parameters have come, gone or other names: the next call registers a module of those that there are, with the
+        weights and moments of those that stay."""
+        mine: Any = self
+        if self._module is not None and self.ranks is not None:
+            raise FailedPrecondition("offload: a parameter of these layers has come or gone, which needs another module, "
+                                     "and a group cannot have one after the other: change the layers before offload")
+        mine._refuse_live("offload")
+        weights, moments = (mine.weights(), mine.moments()) if mine.is_remote else ({}, {})
+        if self._module is not None:
+            mine.run_pending()
+            self._module.release(timeout=self._options.timeout)
+            self._module, self._needs, self._sent, self._held[:] = None, None, {}, []
+        names: Dict[str, str] = {}  # by the old ones
+        for name, tensor in cached.items():
+            found = stack_of(tensor)
+            if found is not None and found[0] is self:
+                names[found[1]] = name
+        for name, old in self._cached.items():
+            if name not in names and isinstance(old, RemoteParameter):
+                self._let_go(name, old, weights, moments)
+        for name in names.values():
+            remote: Any = cached[name]
+            remote.owner = weakref.ref(self), name
+        for state in self._grads.values():
+            state.tensor = None  # which has the old name
+
+        def renamed(values: Dict[str, Any]) -> Dict[str, Any]:
+            return {names[name]: value for name, value in values.items() if name in names}
+        self._weights, self._parked = renamed(weights), {kind: renamed(tensors) for kind, tensors in moments.items()}
+        self.steps, self._owners, self._grads = renamed(self.steps), renamed(self._owners), renamed(self._grads)
+
+    def _let_go(self, name: str, old: RemoteParameter, weights: Dict[str, Tensor],
+                moments: Dict[str, Dict[str, Tensor]]) -> None:
+        """It is no layer's any more; one in a layer still, of an adapter that is not active, has its numbers here."""
+        mine: Any = self
+        optimizer = mine.owner(name)
+        had_gradient = name in self._grads
+        old.owner = None
+        if not any(tensor is old for tensor in mine.parameters()):
+            old.had_gradient = had_gradient
+            return
+        plain = nn.Parameter(weights[name].to(old.dtype), old.requires_grad)
+        swap: Any = torch.utils.swap_tensors
+        swap(old, plain)  # now `old` is an ordinary one
+        if optimizer is not None and self.steps.get(name):
+            optimizer.take_back(old, self.steps[name], {kind: tensors[name] for kind, tensors in moments.items()
+                                                        if name in tensors})
+
+
+def take_new(parameters: Iterable[Any]) -> None:
+    """Has stacks look at layers that have got parameters which they do not know yet, where these are among them."""
+    plain = {id(parameter) for parameter in parameters if not isinstance(parameter, RemoteParameter)}
+    for stack in list(_stacks):
+        if stack.is_remote and any(id(parameter) in plain for parameter in stack.parameters()):
+            stack.refresh()
+
+
+def _refuse_other_owners(stack: Any, held: Sequence[nn.Parameter]) -> None:
+    """Of parameters that could not be changed in place: a module outside would keep the old ones."""
+    wanted = {id(tensor) for tensor in held}
+    for found in gc.get_objects():
+        if issubclass(type(found), nn.Module) and "_parameters" in vars(found):
+            for name, tensor in found._parameters.items():
+                if id(tensor) in wanted:
+                    raise TypeError(f"offload: {type(found).__name__}.{name} outside of these layers is one of their "
+                                    "parameters too, and layers share nothing with others on a daemon")
