@@ -92,6 +92,16 @@ enum class TensorRole : uint8_t { kWeight, kGradient, kMoment1, kMoment2, kMomen
 // 0 is no activation. Never given twice by an instance.
 using ActivationId = uint64_t;
 
+// Others that want the devices of a call while it computes. Looked at between ops, gradients being
+// added or not: a call is cut into turns, and its bits stay.
+class DeviceYield {
+ public:
+  virtual ~DeviceYield() = default;
+  virtual bool IsWanted() const = 0;
+  // Nothing of the call computes meanwhile. Returns when it may go on.
+  virtual void Yield() = 0;
+};
+
 struct ModuleForwardCall {
   const CallRows* rows = nullptr;
   CallDropout dropout;
@@ -101,6 +111,7 @@ struct ModuleForwardCall {
   bool keep = false;                    // for Backward; then dropout.is_training counts there too
   absl::Span<std::byte> y;              // as x, of the graph's y_element; may lie where x does
   std::stop_token stop;                 // looked at between ops
+  DeviceYield* yield = nullptr;         // null: nobody else wants the devices
 };
 
 struct ModuleBackwardCall {
@@ -113,6 +124,7 @@ struct ModuleBackwardCall {
   // Looked at between ops where gradients are not added; else before the first op alone, so that
   // gradients hold a call whole or not at all.
   std::stop_token stop;
+  DeviceYield* yield = nullptr;  // as Forward's
 };
 
 struct GradientStats {

@@ -66,7 +66,7 @@ absl::Status RunRegister(attnd_client& client, const void* request, int64_t byte
                          std::unique_ptr<RemoteModule>& module) {
   v1::RegisterModuleRequest parsed;
   RETURN_IF_ERROR(Parse("request", request, bytes, parsed));
-  ASSIGN_OR_RETURN(RegisteredModule made,
+  ASSIGN_OR_RETURN(ModuleRegistration made,
                    ModuleClient(*client.client)
                        .Register(parsed, call.MakeCallOptions(),
                                  replay_bytes < 0 ? ModuleClient::kReplayBytes : replay_bytes));

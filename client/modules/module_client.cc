@@ -8,13 +8,13 @@
 
 namespace attnd {
 
-absl::StatusOr<RegisteredModule> ModuleClient::Register(const v1::RegisterModuleRequest& request,
-                                                        const CallOptions& options,
-                                                        int64_t replay_bytes) {
+absl::StatusOr<ModuleRegistration> ModuleClient::Register(const v1::RegisterModuleRequest& request,
+                                                          const CallOptions& options,
+                                                          int64_t replay_bytes) {
   auto module = std::make_unique<RemoteModule>(core_, address_, request, replay_bytes);
   ASSIGN_OR_RETURN(v1::RegisterModuleResponse reply, module->Register(options));
   if (request.dry_run()) module = nullptr;
-  return RegisteredModule{std::move(module), std::move(reply)};
+  return ModuleRegistration{std::move(module), std::move(reply)};
 }
 
 ModuleTry ModuleClient::TryOf(const CallOptions& options) const {

@@ -22,7 +22,7 @@
 
 namespace attnd {
 
-struct RegisteredModule {
+struct ModuleRegistration {
   std::unique_ptr<RemoteModule> module;  // null after a dry run
   v1::RegisterModuleResponse reply;
 };
@@ -35,9 +35,9 @@ class ModuleClient {
       : core_(client.core()), address_(address) {}
 
   // `replay_bytes`: of calls that are kept for replay where the server does not keep their state.
-  absl::StatusOr<RegisteredModule> Register(const v1::RegisterModuleRequest& request,
-                                            const CallOptions& options = {},
-                                            int64_t replay_bytes = kReplayBytes);
+  absl::StatusOr<ModuleRegistration> Register(const v1::RegisterModuleRequest& request,
+                                              const CallOptions& options = {},
+                                              int64_t replay_bytes = kReplayBytes);
   absl::StatusOr<v1::ListModulesResponse> List(const CallOptions& options = {});
 
   // Of one of the caller's modules, whoever registered it. MODULE_LOST: none of that name.

@@ -33,7 +33,7 @@ std::string ForwardDigest(const v1::ModuleForwardHeader& header) {
 absl::StatusOr<ActivationId> RunForward(ModuleInstance& instance, const CallRows& rows,
                                         const CallDropout& dropout, bool keep,
                                         const Payloads& payloads, absl::Span<std::byte> y,
-                                        const CallWait& wait) {
+                                        const CallWait& wait, DeviceYield& yield) {
   absl::StatusOr<ActivationId> done = instance.Forward({.rows = &rows,
                                                         .dropout = dropout,
                                                         .x = payloads[kXField],
@@ -41,7 +41,8 @@ absl::StatusOr<ActivationId> RunForward(ModuleInstance& instance, const CallRows
                                                         .mask_bits = MaskBits(payloads),
                                                         .keep = keep,
                                                         .y = y,
-                                                        .stop = wait.stop});
+                                                        .stop = wait.stop,
+                                                        .yield = &yield});
   if (!done.ok()) return OfForward(done.status(), wait);
   return done;
 }

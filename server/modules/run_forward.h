@@ -20,6 +20,6 @@ std::string ForwardDigest(const v1::ModuleForwardHeader& header);
 absl::StatusOr<ActivationId> RunForward(ModuleInstance& instance, const CallRows& rows,
                                         const CallDropout& dropout, bool keep,
                                         const Payloads& payloads, absl::Span<std::byte> y,
-                                        const CallWait& wait);
+                                        const CallWait& wait, DeviceYield& yield);
 
 }  // namespace attnd

@@ -104,7 +104,7 @@ class BenchedModule {
     request.mutable_optimizer()->mutable_adamw()->set_epsilon(1e-8);
     request.mutable_limits()->set_max_rows(static_cast<uint64_t>(sizes_.rows()));
     request.mutable_limits()->set_kept_rows(static_cast<uint64_t>(sizes_.rows()));
-    ASSIGN_OR_RETURN(RegisteredModule made, client_.Register(request, {}, 0));
+    ASSIGN_OR_RETURN(ModuleRegistration made, client_.Register(request, {}, 0));
     module_ = std::move(made.module);
     plan_ = made.reply.plan();
     absl::Status status = PutWeights();

@@ -89,7 +89,7 @@ absl::Status Plan(Session& session, const std::string& path) {
   ASSIGN_OR_RETURN(v1::RegisterModuleRequest request, ReadRequest(path));
   request.set_dry_run(true);
   ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
-  ASSIGN_OR_RETURN(RegisteredModule answer, ModuleClient(*client).Register(request));
+  ASSIGN_OR_RETURN(ModuleRegistration answer, ModuleClient(*client).Register(request));
   const v1::Plan& plan = answer.reply.plan();
   const std::pair<const char*, uint64_t> parts[] = {{"weights", plan.weight_bytes()},
                                                     {"optimizer", plan.optimizer_bytes()},

@@ -160,6 +160,15 @@ Tensor ExecutorInstance::InputOf(int64_t layer, const Kept* kept) const {
   return {KeptAt(*kept, kept->places.layers[layer].values[kInputValue]), element};
 }
 
+// Ends a call that was stopped, and lets others have the device.
+absl::Status ExecutorInstance::BeforeOp(const InstanceCall& call) {
+  RETURN_IF_ERROR(Stopped(call.stop));
+  if (call.yield == nullptr || !call.yield->IsWanted()) return absl::OkStatus();
+  RETURN_IF_ERROR(device_->Finish());
+  call.yield->Yield();
+  return absl::OkStatus();
+}
+
 absl::Status ExecutorInstance::ForwardLayer(int64_t layer, const InstanceCall& call,
                                             const Kept* kept) {
   const ModuleGraph& graph = module_->graph;
@@ -181,7 +190,7 @@ absl::Status ExecutorInstance::ForwardLayer(int64_t layer, const InstanceCall& c
   values.values.back() = InputOf(layer + 1, kept);
   const LayerRun run(tensors_, call, layer, places, values);
   for (int64_t op = 0; op < ops; ++op) {
-    RETURN_IF_ERROR(Stopped(call.stop));
+    RETURN_IF_ERROR(BeforeOp(call));
     RETURN_IF_ERROR(run.Forward(op));
   }
   if (last.data != nullptr) {
@@ -217,7 +226,8 @@ absl::StatusOr<ActivationId> ExecutorInstance::Forward(const ModuleForwardCall& 
         .mask_bits = {call.mask_bits.begin(), call.mask_bits.end()},
         .positions = call.rows->ResolvedPositions(),
         .memory = {nullptr, tensors_.element()},
-        .stop = call.stop};
+        .stop = call.stop,
+        .yield = call.yield};
   const int64_t numbers = call.rows->rows() * module_->graph.layout().width;
   absl::Status status = BringMemory(call, kept.get(), of);
   if (status.ok()) {
@@ -290,11 +300,11 @@ absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bo
   gradients.is_set[kMemoryValue] = memory_is_set;
   const LayerRun run(tensors_, kept.call, layer, places, values);
   for (int64_t op = 0; op < ops; ++op) {
-    RETURN_IF_ERROR(Stopped(kept.call.stop));
+    RETURN_IF_ERROR(BeforeOp(kept.call));
     if (again[op + kFirstOpValue]) RETURN_IF_ERROR(run.Forward(op));
   }
   for (int64_t op = ops - 1; op >= 0; --op) {
-    RETURN_IF_ERROR(Stopped(kept.call.stop));
+    RETURN_IF_ERROR(BeforeOp(kept.call));
     RETURN_IF_ERROR(run.Backward(op, adds, gradients));
   }
   memory_is_set = gradients.is_set[kMemoryValue];
@@ -308,6 +318,7 @@ absl::Status ExecutorInstance::Backward(const ModuleBackwardCall& call) {
   CheckSizes(*module_, kept.call.rows, call);
   RETURN_IF_ERROR(Stopped(call.stop));
   kept.call.stop = call.add_gradients ? std::stop_token() : call.stop;
+  kept.call.yield = call.yield;
   const int64_t numbers = kept.call.rows.rows() * module_->graph.layout().width;
   const Tensor d_out = GradientBoundary(Layers());
   RETURN_IF_ERROR(device_->Put(module_->graph.y_element(), call.dy.data(), d_out, numbers));
