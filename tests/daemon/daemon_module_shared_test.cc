@@ -21,8 +21,7 @@ constexpr int64_t kSharedBytes = kSharedRows * kModuleWidth * 4;
 ServerOptions SharedModuleOptions() {
   static int count = 0;
   ServerOptions options = TestOptions();
-  options.listen = {absl::StrCat("unix:/tmp/attnd_module_shm_", getpid(), "_", ++count),
-                    "127.0.0.1:0"};
+  options.listen = {absl::StrCat("unix:/tmp/attnd_module_shm_", getpid(), "_", ++count)};
   options.modules.memory = {int64_t{8} << 20, int64_t{8} << 20};
   return options;
 }
@@ -175,14 +174,11 @@ TEST_F(SharedModules, RefusesTheForwardsOutputInABackward) {
             "forward.shared_memory: expected none, got some");
 }
 
-TEST_F(SharedModules, KnowsNoRegionOverTcpNorOfAnotherToken) {
+TEST_F(SharedModules, KnowsNoRegionOfAnotherToken) {
   SharedLayout layout = NewLayout();
   layout.AddOutput(v1::TENSOR_NAME_Y, kSharedBytes);
   v1::ModuleForwardHeader header = Header();
   *header.mutable_shared_memory() = layout.memory();
-  ModuleCaller over_tcp(
-      grpc::CreateChannel(daemon_.server().addresses().at(1), grpc::InsecureChannelCredentials()));
-  EXPECT_EQ(ReasonOf(over_tcp.Forward(header, {{kX, Rows()}}).status), "REGION_UNKNOWN");
   header.mutable_shared_memory()->set_region(0, std::string(16, 'r'));
   EXPECT_EQ(ReasonOf(caller_.Forward(header, {{kX, Rows()}}).status), "REGION_UNKNOWN");
 }
