@@ -186,7 +186,7 @@ absl::Status ModuleCalls::PutTensors(ModuleCall& call) {
                      module->TakeChange(header.sequence(), digest, call.wait));
     if (change.hold.has_value()) {
       if (reader.commit().complete()) RETURN_IF_ERROR(CheckComplete(*module, reader.tensors()));
-      ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *module));
+      ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *module));
       absl::Status put = PutAll(*change.hold, reader.tensors(), reader.commit());
       if (!put.ok()) {
         change.hold->Fail();
@@ -301,7 +301,7 @@ absl::Status ModuleCalls::GetTensors(ModuleCall& call) {
   v1::GetTensorsResponse first;
   {
     ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(sequence, call.wait));
-    ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *module));
+    ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *module));
     for (TensorCopy& tensor : tensors) {
       absl::Status got = hold.instance().Get(tensor.entry, tensor.role, tensor.element,
                                              {tensor.bytes(), static_cast<size_t>(tensor.size())});
