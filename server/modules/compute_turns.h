@@ -65,8 +65,8 @@ class ComputeTurns {
     // Guarded by turns_.mutex_.
     uint64_t number_ = 0;  // in the order in which they came
     bool waits_ = false;
-    double began_ = 0;     // its turn
-    double computed_ = 0;  // in the turns before
+    double began_ = 0;                     // its turn
+    double computed_ = 0;                  // in the turns before
     std::optional<WorkWatch::Work> work_;  // while it has the turn
   };
 
