@@ -13,6 +13,7 @@
 #include "server/modules/module_calls.h"
 #include "server/modules/module_errors.h"
 #include "server/modules/tensor_copy.h"
+#include "server/wire/wire_check.h"
 
 namespace attnd {
 namespace {
@@ -155,6 +156,10 @@ absl::Status ModuleCalls::GradientStatsOf(ModuleCall& call) {
   v1::GradientStatsRequest request;
   RETURN_IF_ERROR(ReadRequest(call.stream, request));
   ASSIGN_OR_RETURN(const Module module, deps_.table.Find(request.token(), call.caller));
+  if (request.by_parameter()) {
+    const size_t entries = module->description().table.entries().size();
+    RETURN_IF_ERROR(call.stream.HoldRequest(static_cast<int64_t>(entries) * kObjectBytes));
+  }
   v1::GradientStatsResponse response;
   {
     ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(request.sequence(), call.wait));

@@ -17,7 +17,6 @@
 #include "server/modules/running_digest.h"
 #include "server/modules/tensor_copy.h"
 #include "server/rpc/chunk_sequence.h"
-#include "server/wire/decode_small.h"
 
 namespace attnd {
 namespace {
@@ -64,14 +63,14 @@ class PutReader {
       return FieldError(reason::kChunkOrder, "header", "one header", "two");
     }
     committed_ = true;
-    RETURN_IF_ERROR(DecodePart(message, part.range, "commit", kMaxModuleString, commit_));
+    RETURN_IF_ERROR(ReadPart(stream_, message, part.range, "commit", commit_));
     digest_.Add(DigestOf(commit_));
     return absl::OkStatus();
   }
 
   absl::Status TakeTensor(const MessageBytes& message, ByteRange range) {
     v1::TensorHeader header;
-    RETURN_IF_ERROR(DecodePart(message, range, "tensor", kMaxModuleString, header));
+    RETURN_IF_ERROR(ReadPart(stream_, message, range, "tensor", header));
     ASSIGN_OR_RETURN(TensorCopy tensor, TensorCopy::Make(header, module_, memory_));
     if (!names_.emplace(tensor.entry, tensor.role).second) {
       return FieldError(reason::kBadField, "tensor.name", "each tensor once", header.name());
@@ -241,8 +240,16 @@ struct WantedTensor {
   TensorRole role;
 };
 
-// At most the module's own tensors, however long the request is: no memory is reserved for this
-// list. Tensors go to the shard that has the fewest bytes yet, the first of them.
+// Of the lists that a GetTensors makes before it reserves memory for tensors, at most.
+int64_t ListBytes(const v1::GetTensorsRequest& request, const WeightTable& table) {
+  constexpr size_t kTensorBytes = 2 * (sizeof(WantedTensor) + sizeof(TensorCopy));
+  const auto kinds = static_cast<size_t>(std::clamp(request.kind_size(), 1, kTensorKinds));
+  return static_cast<int64_t>(2 * request.SpaceUsedLong() +
+                              kinds * table.entries().size() * kTensorBytes);
+}
+
+// At most the module's own tensors, however long the request is. Tensors go to the shard that has
+// the fewest bytes yet, the first of them.
 absl::StatusOr<std::vector<WantedTensor>> WantedTensors(const v1::GetTensorsRequest& request,
                                                         const ModuleDescription& module) {
   RETURN_IF_ERROR(CheckGet(request, module.table));
@@ -285,6 +292,7 @@ absl::Status ModuleCalls::GetTensors(ModuleCall& call) {
   RETURN_IF_ERROR(ReadRequest(call.stream, request));
   ASSIGN_OR_RETURN(const Module module, deps_.table.Find(request.token(), call.caller));
   const ModuleDescription& description = module->description();
+  RETURN_IF_ERROR(call.stream.HoldRequest(ListBytes(request, description.table)));
   ASSIGN_OR_RETURN(const std::vector<WantedTensor> wanted, WantedTensors(request, description));
   std::optional<uint64_t> sequence;
   if (request.has_sequence()) sequence = request.sequence();
