@@ -92,6 +92,16 @@ enum class TensorRole : uint8_t { kWeight, kGradient, kMoment1, kMoment2, kMomen
 // 0 is no activation. Never given twice by an instance.
 using ActivationId = uint64_t;
 
+// Others that want the devices of a call while it computes. Looked at between ops, gradients being
+// added or not: a call is cut into turns, and its bits stay.
+class DeviceYield {
+ public:
+  virtual ~DeviceYield() = default;
+  virtual bool IsWanted() const = 0;
+  // Nothing of the call computes meanwhile. Returns when it may go on.
+  virtual void Yield() = 0;
+};
+
 struct ModuleForwardCall {
   const CallRows* rows = nullptr;
   CallDropout dropout;
@@ -102,6 +112,7 @@ struct ModuleForwardCall {
   LayerRange layers = {};               // x is the first one's input, y the last one's output
   absl::Span<std::byte> y;              // as x; may lie where x does
   std::stop_token stop;                 // looked at between ops
+  DeviceYield* yield = nullptr;         // null: nobody else wants the devices
 };
 
 // Of the layers that the Forward ran.
@@ -115,6 +126,7 @@ struct ModuleBackwardCall {
   // Looked at between ops where gradients are not added; else before the first op alone, so that
   // gradients hold a call whole or not at all.
   std::stop_token stop;
+  DeviceYield* yield = nullptr;  // as Forward's
 };
 
 struct GradientStats {

@@ -8,7 +8,25 @@
 
 namespace attnd {
 
+int64_t WeightTable::BytesOf(const ModuleGraph& graph) {
+  constexpr size_t kEntryBytes = sizeof(WeightEntry) + 256;  // with shape, names' blocks and index
+  size_t bytes = 0;
+  for (size_t layer = 0; layer < graph.layout().layers.size(); ++layer) {
+    const size_t prefix = graph.layout().layers[layer].prefix.size();
+    for (const ModuleParameter& parameter : graph.BlockOf(layer).parameters) {
+      bytes += kEntryBytes + 2 * (prefix + parameter.name.size());
+    }
+  }
+  return static_cast<int64_t>(bytes);
+}
+
 WeightTable::WeightTable(const ModuleGraph& graph) {
+  size_t count = 0;
+  for (size_t layer = 0; layer < graph.layout().layers.size(); ++layer) {
+    count += graph.BlockOf(layer).parameters.size();
+  }
+  entries_.reserve(count);
+  by_name_.reserve(count);
   for (size_t layer = 0; layer < graph.layout().layers.size(); ++layer) {
     const ModuleLayer& of = graph.layout().layers[layer];
     const std::vector<ModuleParameter>& parameters = graph.BlockOf(layer).parameters;

@@ -1,7 +1,11 @@
 #include "modules/weight_table.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
+#include <string>
+
+#include "absl/strings/str_cat.h"
 #include "tests/layers/random_module.h"
 
 namespace attnd {
@@ -26,6 +30,34 @@ TEST(WeightTable, NamesAndPlacesAreThoseOfLayersInOrder) {
   EXPECT_EQ(table.matrix_elements(), 128);
   EXPECT_EQ(table.Find("h.0.b"), &table.entries()[1]);
   EXPECT_EQ(table.Find("h.2.b"), nullptr);
+}
+
+int64_t TableHeapBytes() {
+  const struct mallinfo2 heap = mallinfo2();
+  return static_cast<int64_t>(heap.uordblks + heap.hblkhd);
+}
+
+TEST(WeightTable, TakesNoMoreThanItSaysBeforehand) {
+  for (int64_t parameters : {1, 7, 64}) {
+    for (int64_t layers : {1, 9, 512}) {
+      for (size_t name_bytes : {4, 16, 100}) {
+        ModuleLayout layout{.width = 8};
+        ModuleBlock& block = layout.blocks.emplace_back();
+        for (int64_t n = 0; n < parameters; ++n) {
+          block.parameters.push_back({absl::StrCat(std::string(name_bytes, 'w'), n), {8, 8}});
+          block.ops.push_back({LinearOp{.input = n == 0 ? 0 : n + 1, .weight = n}});
+        }
+        for (int64_t n = 0; n < layers; ++n) {
+          layout.layers.push_back({.prefix = absl::StrCat(std::string(name_bytes, 'l'), n, ".")});
+        }
+        const ModuleGraph graph = *ModuleGraph::Make(layout);
+        const int64_t before = TableHeapBytes();
+        const WeightTable table(graph);
+        EXPECT_LE(TableHeapBytes() - before, WeightTable::BytesOf(graph))
+            << parameters << " parameters, " << layers << " layers, " << name_bytes;
+      }
+    }
+  }
 }
 
 TEST(WeightTable, PlacesNeverOverlapAndAreAligned) {

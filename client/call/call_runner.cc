@@ -431,7 +431,7 @@ void CallRunner::HandleFailure(Attempt& attempt) {
   // would go on asking.
   const bool free = !news && failed.other_address;
   if (!delay.has_value() || core_.clock.Now() + *delay >= deadline_ ||
-      !(free || core_.budget.Take())) {
+      !(free || core_.budget.TakeFor(failed))) {
     return state_.Fail(WithProgress(status));
   }
   state_.CountRetry();

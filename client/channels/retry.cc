@@ -20,7 +20,8 @@ std::optional<absl::Duration> RetryDelay(const RetryPolicy& policy, const Failed
                                          double uniform) {
   const bool passes = absl::IsUnavailable(attempt.status) || attempt.over_quota;
   if (!passes || attempt.retry_forbidden) return std::nullopt;
-  if (attempt.attempts >= policy.max_attempts) return std::nullopt;
+  const bool waits_for_own = attempt.over_quota && policy.max_attempts > 1;
+  if (attempt.attempts >= policy.max_attempts && !waits_for_own) return std::nullopt;
   if (attempt.other_address) return absl::ZeroDuration();
   if (attempt.server_delay.has_value()) return *attempt.server_delay;
   absl::Duration most = policy.initial_backoff;

@@ -11,22 +11,6 @@
 
 namespace attnd {
 
-// RetryBudget: a token bucket over all calls of one client, so that a server in trouble is not
-// drowned in retries. Any thread.
-class RetryBudget {
- public:
-  explicit RetryBudget(const RetryPolicy& policy)
-      : capacity_(policy.budget), per_success_(policy.budget_per_success), tokens_(policy.budget) {}
-  // Takes a token; false when there is none.
-  bool Take();
-  void OnSuccess();
-
- private:
-  const double capacity_, per_success_;
-  absl::Mutex mutex_;
-  double tokens_ ABSL_GUARDED_BY(mutex_);
-};
-
 struct FailedAttempt {
   absl::Status status;
   bool over_quota = false;                     // its reason is TENANT_QUOTA
@@ -36,8 +20,28 @@ struct FailedAttempt {
   std::optional<absl::Duration> server_delay;  // grpc-retry-pushback-ms, else RetryInfo
 };
 
-// How long to wait before the next attempt; nothing when there is none. `uniform` is a random
-// number in [0, 1).
+// RetryBudget: a token bucket over all calls of one client, so that a server in trouble is not
+// drowned in retries. Any thread.
+class RetryBudget {
+ public:
+  explicit RetryBudget(const RetryPolicy& policy)
+      : capacity_(policy.budget), per_success_(policy.budget_per_success), tokens_(policy.budget) {}
+  // Takes a token for another attempt; false when there is none. A caller that waits for calls of
+  // its own to end needs none.
+  bool TakeFor(const FailedAttempt& failed) { return failed.over_quota || Take(); }
+  void OnSuccess();
+
+ private:
+  bool Take();
+
+  const double capacity_, per_success_;
+  absl::Mutex mutex_;
+  double tokens_ ABSL_GUARDED_BY(mutex_);
+};
+
+// How long to wait before the next attempt; nothing when there is none. A call above its caller's
+// quota waits for others of the caller's, however often, unless the policy allows no retries.
+// `uniform` is a random number in [0, 1).
 std::optional<absl::Duration> RetryDelay(const RetryPolicy& policy, const FailedAttempt& attempt,
                                          double uniform);
 

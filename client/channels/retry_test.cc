@@ -35,8 +35,9 @@ TEST(RetryDelay, WaitsForAQuotaAsLongAsTheServerSays) {
                         .over_quota = true,
                         .server_delay = absl::Milliseconds(100)};
   EXPECT_EQ(RetryDelay({}, attempt, 0.1), absl::Milliseconds(100));
-  attempt.attempts = 3;
-  EXPECT_FALSE(RetryDelay({}, attempt, 0.1).has_value());
+  attempt.attempts = 300;
+  EXPECT_EQ(RetryDelay({}, attempt, 0.1), absl::Milliseconds(100));
+  EXPECT_FALSE(RetryDelay({.max_attempts = 1}, attempt, 0.1).has_value());
 }
 
 TEST(RetryDelay, GoesToAnotherAddressAtOnceAndElseWaitsAsLongAsTheServerSays) {
@@ -51,17 +52,18 @@ TEST(RetryDelay, GoesToAnotherAddressAtOnceAndElseWaitsAsLongAsTheServerSays) {
 
 TEST(RetryBudget, GivesATokenBackForEnoughSuccesses) {
   RetryBudget budget(RetryPolicy{.budget = 2, .budget_per_success = 0.125});
-  EXPECT_TRUE(budget.Take());
-  EXPECT_TRUE(budget.Take());
-  EXPECT_FALSE(budget.Take());
+  EXPECT_TRUE(budget.TakeFor(Unavailable(1)));
+  EXPECT_TRUE(budget.TakeFor(Unavailable(1)));
+  EXPECT_FALSE(budget.TakeFor(Unavailable(1)));
   for (int n = 0; n < 7; ++n) budget.OnSuccess();
-  EXPECT_FALSE(budget.Take());
+  EXPECT_FALSE(budget.TakeFor(Unavailable(1)));
   budget.OnSuccess();
-  EXPECT_TRUE(budget.Take());
+  EXPECT_TRUE(budget.TakeFor(Unavailable(1)));
   for (int n = 0; n < 100; ++n) budget.OnSuccess();  // never above its capacity
-  EXPECT_TRUE(budget.Take());
-  EXPECT_TRUE(budget.Take());
-  EXPECT_FALSE(budget.Take());
+  EXPECT_TRUE(budget.TakeFor(Unavailable(1)));
+  EXPECT_TRUE(budget.TakeFor(Unavailable(1)));
+  EXPECT_FALSE(budget.TakeFor(Unavailable(1)));
+  EXPECT_TRUE(budget.TakeFor({.status = absl::ResourceExhaustedError(""), .over_quota = true}));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "client/channels/error_class.h"
 #include "client/modules/module_errors.h"
 #include "client/modules/module_placement.h"
 #include "client/modules/module_tensors.h"
@@ -25,7 +26,7 @@ absl::Status RemoteModule::Recover(uint64_t life, absl::Time deadline, const Cal
       ++life_;
       status = Replay(reply.status(), deadline, options);
     }
-    const bool again = absl::IsUnavailable(status) || IsModuleLost(status);
+    const bool again = absl::IsUnavailable(status) || IsModuleLost(status) || IsOverQuota(status);
     if (!again || core_.clock.Now() >= deadline) return status;
     RETURN_IF_ERROR(WaitFor(core_.options.retry.initial_backoff, options));
   }

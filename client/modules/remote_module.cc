@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "client/call/poll_hook.h"
+#include "client/channels/error_class.h"
 #include "client/channels/retry.h"
 #include "client/modules/module_errors.h"
 #include "client/modules/module_placement.h"
@@ -85,13 +86,15 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
     }
     std::optional<ErrorDetail> detail = DetailOf(status);
     FailedAttempt failed{.status = status,
+                         .over_quota = IsOverQuota(status),
                          .attempts = attempts++,
                          .retry_forbidden = one.pushback.forbids_retry,
                          .server_delay = one.pushback.delay};
     if (!failed.server_delay && detail) failed.server_delay = detail->retry_delay;
     std::optional<absl::Duration> delay =
         RetryDelay(core_.options.retry, failed, absl::Uniform(random, 0.0, 1.0));
-    if (!delay || core_.clock.Now() + *delay >= deadline || !core_.budget.Take()) return status;
+    const bool in_time = delay && core_.clock.Now() + *delay < deadline;
+    if (!in_time || !core_.budget.TakeFor(failed)) return status;
     RETURN_IF_ERROR(WaitFor(*delay, options));
   }
 }

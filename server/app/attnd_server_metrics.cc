@@ -140,7 +140,11 @@ void AttndServer::SampleDevice(int number) {
   const SampledMetrics::Labels labels = {{"device", device.name}};
   sampled.AddGauge("attnd_queue_estimated_seconds",
                    "Estimated work of all admitted requests that are not computed yet.", labels,
-                   [this, number] { return calls_->admission().QueueSeconds(number); });
+                   [this, number] {
+                     const double modules =
+                         modules_ == nullptr ? 0 : modules_->QueueSeconds(number);
+                     return calls_->admission().QueueSeconds(number) + modules;
+                   });
   SampleLeases(number, device.name);
   if (!device.has_own_memory()) return;
   sampled.AddGauge("attnd_hbm_admitted_bytes", "GPU memory promised to requests.", labels,

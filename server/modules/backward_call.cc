@@ -24,8 +24,11 @@ struct ModuleCalls::Gradient {
   CallDropout dropout;
   std::string digest;  // of rows, layers, seed and offset, and then of dy too, unless nothing is
                        // added
+  double seconds = 0;  // estimated
   Payloads payloads;
   v1::ModuleBackwardResult result;
+
+  int64_t layer_rows() const { return rows.rows() * layers.size(); }
 };
 
 namespace {
@@ -99,6 +102,8 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
     gradient.layers = kept.layers;
     gradient.digest = std::move(kept.digest);
   }
+  gradient.seconds = module.pace().SecondsFor(PacedCall::kBackward, gradient.layer_rows());
+  RETURN_IF_ERROR(RefuseLate(call, module, gradient.seconds));
   std::vector<PayloadSpec> specs =
       SpecsOf(graph, gradient.rows, gradient.layers, header.has_forward(), header.want_dx());
   ASSIGN_OR_RETURN(gradient.payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
@@ -114,12 +119,13 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
 
 // The forward's activations: by their token, or computed again, for this call alone.
 absl::StatusOr<ActivationId> ModuleCalls::Recompute(RegisteredModule::Hold& hold,
-                                                    Gradient& gradient, const ModuleCall& call) {
+                                                    Gradient& gradient, const ModuleCall& call,
+                                                    DeviceYield& yield) {
   if (gradient.kept == 0) {
     return RunForward(
         hold,
         {&gradient.rows, gradient.layers, gradient.dropout, gradient.header.forward().makes_room()},
-        true, gradient.payloads, call.wait);
+        true, gradient.payloads, call.wait, yield);
   }
   std::optional<KeptForward> kept = hold.Find(gradient.kept);
   if (kept.has_value()) return kept->activation;
@@ -143,9 +149,8 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
     if (turn.added) deps_.metrics.BackwardReplayed();
     hold.emplace(std::move(turn.hold));
   }
-  ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *gradient.module));
-  const absl::Time began = absl::Now();
-  ASSIGN_OR_RETURN(const ActivationId activation, Recompute(*hold, gradient, call));
+  ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *gradient.module, gradient.seconds));
+  ASSIGN_OR_RETURN(const ActivationId activation, Recompute(*hold, gradient, call, *turns));
   const absl::Cleanup drop = [&] {
     if (gradient.kept == 0) hold->instance().DropActivation(activation);
   };
@@ -154,7 +159,8 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
                                                  .add_gradients = add,
                                                  .dx = gradient.payloads[kDxField],
                                                  .d_memory = gradient.payloads[kDMemoryField],
-                                                 .stop = call.wait.stop});
+                                                 .stop = call.wait.stop,
+                                                 .yield = turns.get()});
   if (done.code() == absl::StatusCode::kCancelled) return call.wait.Stopped();
   if (!done.ok()) {
     if (add) hold->Fail();
@@ -162,10 +168,12 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
   }
   if (add) hold->Added(gradient.digest);
   if (gradient.kept != 0) hold->Drop(gradient.kept);
-  const absl::Duration took = absl::Now() - began;
-  call.compute = took;
+  call.compute = turns->computed();
+  const int64_t rows = gradient.rows.rows();
+  gradient.module->pace().Took(PacedCall::kBackward, gradient.layer_rows(),
+                               absl::ToDoubleSeconds(call.compute));
   *gradient.result.mutable_receipt() =
-      Computed(*gradient.module, false, gradient.rows.rows(), began - arrived, took);
+      Computed(*gradient.module, false, rows, absl::Now() - arrived - call.compute, call.compute);
   gradient.result.set_added(add);
   return absl::OkStatus();
 }

@@ -30,13 +30,12 @@ void FinishReply(Reactor& reactor, grpc::ByteBuffer& reply, grpc::ByteBuffer* la
 
 }  // namespace
 
-CallStream::CallStream(const StreamDeps& deps, grpc::CallbackServerContext& context,
-                       const grpc::ByteBuffer* request, int64_t reply_bytes)
+CallStream::CallStream(const StreamDeps& deps, grpc::CallbackServerContext& context, CallCost cost,
+                       const grpc::ByteBuffer* request)
     : WatchedCall(deps.clock),
       deps_(deps),
       open_(deps.calls.open()),
-      reply_bytes_(reply_bytes),
-      room_(deps.calls.call_bytes()),
+      room_(deps.calls.call_bytes(), cost),
       context_(context),
       unix_socket_(absl::StartsWith(context.peer(), "unix:")),
       deadline_(DeadlineOf(context)) {
@@ -64,7 +63,7 @@ void CallStream::Begin(std::function<void()> run_handler) {
 
 absl::Status CallStream::Enter(FairShares::Share place, const FairShares::Holder& holder) {
   place_ = std::move(place);
-  return room_.Take(holder, reply_bytes_);
+  return room_.Take(holder);
 }
 
 void CallStream::RunHandler() {

@@ -44,9 +44,8 @@ struct StreamDeps {
 class CallStream : public WatchedCall {
  public:
   // `request`: the only message; null: they come as a stream.
-  // `reply_bytes`: of the reply's messages that it holds at a time.
-  CallStream(const StreamDeps& deps, grpc::CallbackServerContext& context,
-             const grpc::ByteBuffer* request, int64_t reply_bytes);
+  CallStream(const StreamDeps& deps, grpc::CallbackServerContext& context, CallCost cost,
+             const grpc::ByteBuffer* request);
   ~CallStream() override = default;
 
   grpc::CallbackServerContext& context() { return context_; }
@@ -59,6 +58,8 @@ class CallStream : public WatchedCall {
   // for what it holds. Both come back when the last byte of the reply has left. CallRoom's errors.
   absl::Status Enter(FairShares::Share place, const FairShares::Holder& holder);
 
+  // The handler's: room for the objects that a message becomes. CallRoom's errors.
+  absl::Status HoldRequest(int64_t object_bytes) { return room_.HoldRequest(object_bytes); }
   // The handler's. False: half-close, or the call is broken. A message is written once another one
   // follows, or with Finish.
   bool Read(grpc::ByteBuffer& message);
@@ -97,7 +98,6 @@ class CallStream : public WatchedCall {
 
   const StreamDeps deps_;
   const OpenCalls::Call open_;
-  const int64_t reply_bytes_;
   FairShares::Share place_;
   CallRoom room_;
   absl::Status no_room_;  // the handler's: for a message of the reply
@@ -127,14 +127,14 @@ class CallStream : public WatchedCall {
 };
 
 // A message that gRPC writes and the one behind it, each a chunk with its header.
-inline constexpr int64_t kStreamedReplyBytes = 2 * (kChunkBytes + (int64_t{1} << 10));
+inline constexpr CallCost kStreamedReply{2 * (kChunkBytes + (int64_t{1} << 10))};
 
 // The four kinds, over gRPC's reactors.
 class UnaryStream final : public grpc::ServerUnaryReactor, public CallStream {
  public:
-  UnaryStream(const StreamDeps& deps, grpc::CallbackServerContext& context,
+  UnaryStream(const StreamDeps& deps, grpc::CallbackServerContext& context, CallCost cost,
               const grpc::ByteBuffer& request, grpc::ByteBuffer& reply)
-      : CallStream(deps, context, &request, kSmallReplyBytes), reply_(reply) {}
+      : CallStream(deps, context, cost, &request), reply_(reply) {}
   void OnCancel() override { Cancelled(); }
   void OnDone() override { Done(); }
 
@@ -146,8 +146,9 @@ class UnaryStream final : public grpc::ServerUnaryReactor, public CallStream {
 
 class ReadStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>, public CallStream {
  public:
-  ReadStream(const StreamDeps& deps, grpc::CallbackServerContext& context, grpc::ByteBuffer& reply)
-      : CallStream(deps, context, nullptr, kSmallReplyBytes), reply_(reply) {}
+  ReadStream(const StreamDeps& deps, grpc::CallbackServerContext& context, CallCost cost,
+             grpc::ByteBuffer& reply)
+      : CallStream(deps, context, cost, nullptr), reply_(reply) {}
   void OnReadDone(bool ok) override { ReadDone(ok); }
   void OnCancel() override { Cancelled(); }
   void OnDone() override { Done(); }
@@ -161,9 +162,9 @@ class ReadStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>, publi
 
 class WriteStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public CallStream {
  public:
-  WriteStream(const StreamDeps& deps, grpc::CallbackServerContext& context,
+  WriteStream(const StreamDeps& deps, grpc::CallbackServerContext& context, CallCost cost,
               const grpc::ByteBuffer& request)
-      : CallStream(deps, context, &request, kStreamedReplyBytes) {}
+      : CallStream(deps, context, cost, &request) {}
   void OnWriteDone(bool ok) override { WriteDone(ok); }
   void OnCancel() override { Cancelled(); }
   void OnDone() override { Done(); }
@@ -176,8 +177,8 @@ class WriteStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pub
 class BidiStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                          public CallStream {
  public:
-  BidiStream(const StreamDeps& deps, grpc::CallbackServerContext& context)
-      : CallStream(deps, context, nullptr, kStreamedReplyBytes) {}
+  BidiStream(const StreamDeps& deps, grpc::CallbackServerContext& context, CallCost cost)
+      : CallStream(deps, context, cost, nullptr) {}
   void OnReadDone(bool ok) override { ReadDone(ok); }
   void OnWriteDone(bool ok) override { WriteDone(ok); }
   void OnCancel() override { Cancelled(); }

@@ -31,6 +31,9 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
   const ModuleGraph& graph = module->description().graph;
   ASSIGN_OR_RETURN(CallRows rows, DecodeCallRows(header.rows(), *module));
   ASSIGN_OR_RETURN(const LayerRange layers, DecodeLayers(header, graph));
+  const int64_t layer_rows = rows.rows() * layers.size();
+  const double seconds = module->pace().SecondsFor(PacedCall::kForward, layer_rows);
+  RETURN_IF_ERROR(RefuseLate(call, *module, seconds));
   std::vector<PayloadSpec> specs = ForwardInputs(graph, rows, layers.first);
   specs.push_back({kYField, "y", ActivationBytes(graph, rows, layers.end), false});
   ASSIGN_OR_RETURN(Payloads payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
@@ -43,14 +46,14 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
   {
     const absl::Time arrived = absl::Now();
     ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(wanted, call.wait));
-    ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *module));
-    const absl::Time began = absl::Now();
-    ASSIGN_OR_RETURN(
-        const ActivationId activation,
-        RunForward(hold, {&rows, layers, dropout, header.makes_room()}, keep, payloads, call.wait));
-    const absl::Duration took = absl::Now() - began;
-    call.compute = took;
-    *result.mutable_receipt() = Computed(*module, true, rows.rows(), began - arrived, took);
+    ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *module, seconds));
+    ASSIGN_OR_RETURN(const ActivationId activation,
+                     RunForward(hold, {&rows, layers, dropout, header.makes_room()}, keep, payloads,
+                                call.wait, *turns));
+    call.compute = turns->computed();
+    module->pace().Took(PacedCall::kForward, layer_rows, absl::ToDoubleSeconds(call.compute));
+    *result.mutable_receipt() =
+        Computed(*module, true, rows.rows(), absl::Now() - arrived - call.compute, call.compute);
     result.set_sequence(hold.sequence());
     if (keep) {
       const absl::Time expires = ActivationsExpire(header.options());

@@ -36,11 +36,13 @@ absl::StatusOr<absl::Duration> DecodeTtl(uint32_t ttl_ms) {
 }
 
 absl::StatusOr<std::shared_ptr<const ModuleDescription>> Describe(
-    const v1::RegisterModuleRequest& request) {
+    const v1::RegisterModuleRequest& request, CallStream& stream) {
   absl::StatusOr<ModuleLayout> layout = DecodeModuleLayout(request.layout());
   if (!layout.ok()) return OfLayout(layout.status());
   absl::StatusOr<ModuleGraph> graph = ModuleGraph::Make(*std::move(layout));
   if (!graph.ok()) return OfLayout(graph.status());
+  RETURN_IF_ERROR(stream.HoldRequest(static_cast<int64_t>(request.SpaceUsedLong()) +
+                                     WeightTable::BytesOf(*graph)));
   absl::StatusOr<OptimizerSpec> optimizer = DecodeOptimizer(request.optimizer());
   if (!optimizer.ok()) return Classified(optimizer.status());
   auto description =
@@ -218,7 +220,8 @@ absl::Status ModuleCalls::Register(ModuleCall& call) {
   RETURN_IF_ERROR(CheckName(request.name()));
   RETURN_IF_ERROR(CheckDurability(request.durability()));
   ASSIGN_OR_RETURN(const absl::Duration ttl, DecodeTtl(request.ttl_ms()));
-  ASSIGN_OR_RETURN(std::shared_ptr<const ModuleDescription> description, Describe(request));
+  ASSIGN_OR_RETURN(std::shared_ptr<const ModuleDescription> description,
+                   Describe(request, call.stream));
   const absl::StatusOr<ModuleLimits> limits = DecodeModuleLimits(request.limits());
   if (!limits.ok()) return Classified(limits.status());
   if (absl::Status status = deps_.engine.Supports(description->graph); !status.ok()) {

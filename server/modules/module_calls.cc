@@ -5,7 +5,9 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "modules/check_rows.h"
 #include "modules/field_error.h"
@@ -49,16 +51,37 @@ absl::Status ModuleCalls::CheckNotDraining() const {
   return draining_ ? ModulesDraining() : absl::OkStatus();
 }
 
-// In the order of the devices: calls that want several do not wait for each other in a circle.
-absl::StatusOr<ModuleCalls::Turns> ModuleCalls::TakeDevices(const ModuleCall& call,
-                                                            const RegisteredModule& module) {
-  Turns turns;
+std::vector<ComputeTurns*> ModuleCalls::TurnsOf(const RegisteredModule& module) {
+  std::vector<ComputeTurns*> turns;
   for (size_t n = 0; n < turns_.size(); ++n) {
-    if (!module.IsOn(static_cast<int>(n))) continue;
-    turns.push_back(turns_[n].Take(call.caller, call.wait.stop, call.wait.deadline));
-    if (!turns.back()) return call.wait.Stopped();
+    if (module.IsOn(static_cast<int>(n))) turns.push_back(&turns_[n]);
   }
   return turns;
+}
+
+absl::StatusOr<std::unique_ptr<DeviceTurns>> ModuleCalls::TakeDevices(
+    const ModuleCall& call, const RegisteredModule& module, double seconds) {
+  auto turns = std::make_unique<DeviceTurns>(
+      TurnsOf(module), TurnWish{call.caller, call.wait.stop, call.wait.deadline, seconds});
+  if (!turns->Take()) return call.wait.Stopped();
+  return turns;
+}
+
+// Estimates that are twice too long refuse nobody.
+absl::Status ModuleCalls::RefuseLate(const ModuleCall& call, const RegisteredModule& module,
+                                     double seconds) {
+  if (seconds == 0) return absl::OkStatus();
+  double needed = 0;
+  for (const ComputeTurns* turns : TurnsOf(module)) {
+    needed = std::max(needed, turns->SecondsUntilDone(call.caller, seconds));
+  }
+  const double left = absl::ToDoubleSeconds(call.wait.deadline - absl::Now());
+  if (needed / 2 <= left) return absl::OkStatus();
+  const std::string needed_text = absl::StrCat(needed), left_text = absl::StrCat(left);
+  return Failure(absl::StatusCode::kDeadlineExceeded, reason::kDeadlineUnmeetable,
+                 absl::StrCat("deadline: about ", needed_text, " s of work lie before the answer, ",
+                              left_text, " s are left"),
+                 {{"estimated_seconds", needed_text}, {"remaining_seconds", left_text}});
 }
 
 std::vector<std::string> ModuleCalls::NamesOf(const EnginePlan& plan) const {

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "server/metrics/module_metrics.h"
 #include "server/modules/call_stream.h"
 #include "server/modules/compute_turns.h"
+#include "server/modules/device_turns.h"
 #include "server/modules/module_table.h"
 #include "server/modules/payloads.h"
 #include "server/modules/running_digest.h"
@@ -57,6 +59,9 @@ class ModuleCalls {
   };
   explicit ModuleCalls(const Deps& deps) : deps_(deps), turns_(deps.devices.size()) {}
 
+  // Estimated work of the calls that wait for this device or compute there.
+  double QueueSeconds(int device) const { return turns_[device].QueueSeconds(); }
+
   absl::Status Run(ModuleMethod method, ModuleCall& call);
   // From now on no new work: Register, Forward, Backward and PutTensors are DRAINING.
   void StartDraining() { draining_ = true; }
@@ -88,7 +93,7 @@ class ModuleCalls {
   struct Gradient;
   absl::Status Differentiate(ModuleCall& call, Gradient& gradient);
   absl::StatusOr<ActivationId> Recompute(RegisteredModule::Hold& hold, Gradient& gradient,
-                                         const ModuleCall& call);
+                                         const ModuleCall& call, DeviceYield& yield);
 
   // step_calls.cc
   absl::Status GradientStatsOf(ModuleCall& call);
@@ -111,9 +116,14 @@ class ModuleCalls {
   PayloadMemory MemoryOf(const ModuleCall& call) const {
     return {deps_.staging, deps_.shared_memory, call.caller};
   }
-  // Its turn at each device that the module is on.
-  using Turns = std::vector<ComputeTurns::Turn>;
-  absl::StatusOr<Turns> TakeDevices(const ModuleCall& call, const RegisteredModule& module);
+  // Of the devices that the module is on.
+  std::vector<ComputeTurns*> TurnsOf(const RegisteredModule& module);
+  // Its turn at each of them; `seconds`: estimated, 0: not known.
+  absl::StatusOr<std::unique_ptr<DeviceTurns>> TakeDevices(const ModuleCall& call,
+                                                           const RegisteredModule& module,
+                                                           double seconds = 0);
+  // Before payloads are read: DEADLINE_EXCEEDED DEADLINE_UNMEETABLE.
+  absl::Status RefuseLate(const ModuleCall& call, const RegisteredModule& module, double seconds);
   // Notes a Forward or Backward in the metrics. Its receipt.
   v1::Receipt Computed(const RegisteredModule& module, bool is_forward, int64_t rows,
                        absl::Duration queued, absl::Duration took) const;
@@ -124,7 +134,7 @@ class ModuleCalls {
 
   const Deps deps_;
   const PayloadDigests payload_digests_;
-  std::vector<ComputeTurns> turns_;  // [devices]
+  std::deque<ComputeTurns> turns_;  // [devices]
   std::atomic<bool> draining_{false};
 };
 

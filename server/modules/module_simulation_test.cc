@@ -201,7 +201,7 @@ class SimulatedStream final : public CallStream {
  public:
   SimulatedStream(const StreamDeps& deps, grpc::CallbackServerContext& context, bool is_unary,
                   std::vector<grpc::ByteBuffer> messages, const FairShares& places, Answer& answer)
-      : CallStream(deps, context, is_unary ? &messages.front() : nullptr, kSmallReplyBytes),
+      : CallStream(deps, context, kSmallReply, is_unary ? &messages.front() : nullptr),
         messages_(std::move(messages)),
         places_(places),
         answer_(answer) {}

@@ -54,6 +54,7 @@ class Modules {
   std::string engine_name() const { return engine_->Name(); }
   ModuleTable& table() { return table_; }
   ModulesService& service() { return service_; }
+  double QueueSeconds(int device) const { return calls_.QueueSeconds(device); }
   StateRoot* states() { return states_.get(); }
   void StartDraining() { calls_.StartDraining(); }
   absl::Time stuck_at(int device) const { return calls_.stuck_at(device); }

@@ -94,72 +94,72 @@ void ModulesService::Finish(ModuleMethod method, CallStream& stream, const std::
   stream.Finish(ToGrpcStatus(status));
 }
 
-UnaryStream* ModulesService::StartUnary(ModuleMethod method, Context* context, const Bytes* request,
-                                        Bytes* reply) {
-  auto* stream = new UnaryStream(deps_.streams, *context, *request, *reply);
+UnaryStream* ModulesService::StartUnary(ModuleMethod method, CallCost cost, Context* context,
+                                        const Bytes* request, Bytes* reply) {
+  auto* stream = new UnaryStream(deps_.streams, *context, cost, *request, *reply);
   Start(method, *stream);
   return stream;
 }
 
 grpc::ServerUnaryReactor* ModulesService::Register(Context* context, const Bytes* request,
                                                    Bytes* reply) {
-  return StartUnary(ModuleMethod::kRegister, context, request, reply);
+  return StartUnary(ModuleMethod::kRegister, kSmallReply, context, request, reply);
 }
 
 grpc::ServerUnaryReactor* ModulesService::GetModule(Context* context, const Bytes* request,
                                                     Bytes* reply) {
-  return StartUnary(ModuleMethod::kGetModule, context, request, reply);
+  return StartUnary(ModuleMethod::kGetModule, kSmallReply, context, request, reply);
 }
 
 grpc::ServerUnaryReactor* ModulesService::ListModules(Context* context, const Bytes* request,
                                                       Bytes* reply) {
-  return StartUnary(ModuleMethod::kListModules, context, request, reply);
+  return StartUnary(ModuleMethod::kListModules, kSmallReply, context, request, reply);
 }
 
 grpc::ServerUnaryReactor* ModulesService::Renew(Context* context, const Bytes* request,
                                                 Bytes* reply) {
-  return StartUnary(ModuleMethod::kRenew, context, request, reply);
+  return StartUnary(ModuleMethod::kRenew, kSmallReply, context, request, reply);
 }
 
 grpc::ServerUnaryReactor* ModulesService::Release(Context* context, const Bytes* request,
                                                   Bytes* reply) {
-  return StartUnary(ModuleMethod::kRelease, context, request, reply);
+  return StartUnary(ModuleMethod::kRelease, kSmallReply, context, request, reply);
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ModulesService::Forward(
     Context* context) {
-  auto* stream = new BidiStream(deps_.streams, *context);
+  auto* stream = new BidiStream(deps_.streams, *context, kStreamedReply);
   Start(ModuleMethod::kForward, *stream);
   return stream;
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ModulesService::Backward(
     Context* context) {
-  auto* stream = new BidiStream(deps_.streams, *context);
+  auto* stream = new BidiStream(deps_.streams, *context, kStreamedReply);
   Start(ModuleMethod::kBackward, *stream);
   return stream;
 }
 
 grpc::ServerUnaryReactor* ModulesService::GradientStats(Context* context, const Bytes* request,
                                                         Bytes* reply) {
-  return StartUnary(ModuleMethod::kGradientStats, context, request, reply);
+  return StartUnary(ModuleMethod::kGradientStats, kSmallReply, context, request, reply);
 }
 
 grpc::ServerUnaryReactor* ModulesService::Step(Context* context, const Bytes* request,
                                                Bytes* reply) {
-  return StartUnary(ModuleMethod::kStep, context, request, reply);
+  return StartUnary(ModuleMethod::kStep, kSmallReply, context, request, reply);
 }
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* ModulesService::PutTensors(Context* context,
                                                                       Bytes* reply) {
-  auto* stream = new ReadStream(deps_.streams, *context, *reply);
+  auto* stream = new ReadStream(deps_.streams, *context, kSmallReply, *reply);
   Start(ModuleMethod::kPutTensors, *stream);
   return stream;
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* ModulesService::GetTensors(Context* context,
                                                                        const Bytes* request) {
-  auto* stream = new WriteStream(deps_.streams, *context, *request);
+  auto* stream = new WriteStream(deps_.streams, *context, kStreamedReply, *request);
   Start(ModuleMethod::kGetTensors, *stream);
   return stream;
 }

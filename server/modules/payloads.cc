@@ -219,6 +219,13 @@ absl::StatusOr<ChunkPart> ChunkOf(const MessageBytes& message, ByteRange range) 
                    table.range[Chunk::kDataFieldNumber]};
 }
 
+absl::Status ReadPart(CallStream& stream, const MessageBytes& message, ByteRange range,
+                      absl::string_view path, google::protobuf::Message& part) {
+  return DecodePart(
+      message, range, path, kMaxModuleString,
+      [&stream](int64_t bytes) { return stream.HoldRequest(bytes); }, part);
+}
+
 absl::Status ReadHeader(CallStream& stream, const google::protobuf::Descriptor& type,
                         google::protobuf::Message& header) {
   grpc::ByteBuffer buffer;
@@ -230,7 +237,7 @@ absl::Status ReadHeader(CallStream& stream, const google::protobuf::Descriptor& 
   if (part.field != kHeaderField) {
     return FieldError(reason::kChunkOrder, "header", "a header before other parts", "another part");
   }
-  return DecodePart(message, part.range, "header", kMaxModuleString, header);
+  return ReadPart(stream, message, part.range, "header", header);
 }
 
 absl::Status ReadRequest(CallStream& stream, google::protobuf::Message& request) {
@@ -238,7 +245,7 @@ absl::Status ReadRequest(CallStream& stream, google::protobuf::Message& request)
   if (!stream.Read(buffer)) return BrokenOr(stream, absl::CancelledError("the caller is gone"));
   RETURN_IF_ERROR(CheckWhole(buffer));
   const MessageBytes message(buffer);
-  return DecodePart(message, {0, message.size()}, "", kMaxModuleString, request);
+  return ReadPart(stream, message, {0, message.size()}, "", request);
 }
 
 absl::Status Reply(CallStream& stream, const google::protobuf::Message& response) {

@@ -103,6 +103,10 @@ struct ChunkPart {
 };
 absl::StatusOr<ChunkPart> ChunkOf(const MessageBytes& message, ByteRange range);
 
+// A part of a message, called `path` in errors, with room in the stream for what it becomes.
+absl::Status ReadPart(CallStream& stream, const MessageBytes& message, ByteRange range,
+                      absl::string_view path, google::protobuf::Message& part);
+
 // The stream's first message, which has to be its header.
 absl::Status ReadHeader(CallStream& stream, const google::protobuf::Descriptor& type,
                         google::protobuf::Message& header);

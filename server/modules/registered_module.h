@@ -29,6 +29,7 @@
 #include "proto/attnd/v1/module.pb.h"
 #include "server/keep/module_memory.h"
 #include "server/modules/call_ledger.h"
+#include "server/modules/call_pace.h"
 #include "server/modules/module_state.h"
 
 namespace attnd {
@@ -83,6 +84,7 @@ class RegisteredModule {
   const ModuleDescription& description() const { return instance_->description(); }
   const EnginePlan& plan() const { return instance_->plan(); }
   bool IsOn(int device) const;
+  CallPace& pace() { return pace_; }
 
   // The right to use the instance, and to say what was done with it.
   class Hold {
@@ -169,6 +171,8 @@ class RegisteredModule {
   const ModuleMemory::Reservation memory_;
   const std::unique_ptr<ModuleInstance> instance_;  // used by the holder alone
   const std::unique_ptr<ModuleState> state_;        // as instance_
+
+  CallPace pace_;
 
   mutable absl::Mutex mutex_;
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;

@@ -33,7 +33,8 @@ std::string ForwardDigest(const v1::ModuleForwardHeader& header) {
 }
 
 absl::StatusOr<ActivationId> RunForward(RegisteredModule::Hold& hold, const ForwardRun& run,
-                                        bool keep, const Payloads& payloads, const CallWait& wait) {
+                                        bool keep, const Payloads& payloads, const CallWait& wait,
+                                        DeviceYield& yield) {
   const ModuleForwardCall call{.rows = run.rows,
                                .dropout = run.dropout,
                                .x = payloads[kXField],
@@ -42,7 +43,8 @@ absl::StatusOr<ActivationId> RunForward(RegisteredModule::Hold& hold, const Forw
                                .keep = keep,
                                .layers = run.layers,
                                .y = payloads[kYField],
-                               .stop = wait.stop};
+                               .stop = wait.stop,
+                               .yield = &yield};
   absl::StatusOr<ActivationId> done = hold.instance().Forward(call);
   while (absl::IsUnavailable(done.status()) && run.makes_room && hold.DropOldest()) {
     done = hold.instance().Forward(call);

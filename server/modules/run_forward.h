@@ -26,6 +26,7 @@ struct ForwardRun {
 
 // UNAVAILABLE ACTIVATION_PRESSURE, CANCELLED, DEADLINE_EXCEEDED, or what the engine says.
 absl::StatusOr<ActivationId> RunForward(RegisteredModule::Hold& hold, const ForwardRun& run,
-                                        bool keep, const Payloads& payloads, const CallWait& wait);
+                                        bool keep, const Payloads& payloads, const CallWait& wait,
+                                        DeviceYield& yield);
 
 }  // namespace attnd

@@ -13,6 +13,7 @@
 #include "server/modules/module_calls.h"
 #include "server/modules/module_errors.h"
 #include "server/modules/tensor_copy.h"
+#include "server/wire/wire_check.h"
 
 namespace attnd {
 namespace {
@@ -155,11 +156,15 @@ absl::Status ModuleCalls::GradientStatsOf(ModuleCall& call) {
   v1::GradientStatsRequest request;
   RETURN_IF_ERROR(ReadRequest(call.stream, request));
   ASSIGN_OR_RETURN(const Module module, deps_.table.Find(request.token(), call.caller));
+  if (request.by_parameter()) {
+    const size_t entries = module->description().table.entries().size();
+    RETURN_IF_ERROR(call.stream.HoldRequest(static_cast<int64_t>(entries) * kObjectBytes));
+  }
   v1::GradientStatsResponse response;
   {
     ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(request.sequence(), call.wait));
     RETURN_IF_ERROR(hold.CheckGradient(request.micro_batches()));
-    ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *module));
+    ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *module));
     absl::Status found = FillStats(*module, hold.instance(), request, response);
     if (!found.ok()) return Classified(std::move(found));
   }
@@ -223,10 +228,11 @@ absl::Status ModuleCalls::Step(ModuleCall& call) {
         if (!complete.ok()) return refused(std::move(complete));
         RETURN_IF_ERROR(module->CheckWeights());
       }
-      ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *module));
-      const absl::Time began = absl::Now();
+      ASSIGN_OR_RETURN(const auto turns,
+                       TakeDevices(call, *module, module->pace().SecondsFor(PacedCall::kStep, 1)));
       absl::StatusOr<v1::StepResponse> applied = Apply(hold, request);
-      call.compute = absl::Now() - began;
+      call.compute = turns->computed();
+      module->pace().Took(PacedCall::kStep, 1, absl::ToDoubleSeconds(call.compute));
       if (!applied.ok()) {
         hold.Fail();
         return Classified(applied.status());

@@ -17,7 +17,6 @@
 #include "server/modules/running_digest.h"
 #include "server/modules/tensor_copy.h"
 #include "server/rpc/chunk_sequence.h"
-#include "server/wire/decode_small.h"
 
 namespace attnd {
 namespace {
@@ -64,14 +63,14 @@ class PutReader {
       return FieldError(reason::kChunkOrder, "header", "one header", "two");
     }
     committed_ = true;
-    RETURN_IF_ERROR(DecodePart(message, part.range, "commit", kMaxModuleString, commit_));
+    RETURN_IF_ERROR(ReadPart(stream_, message, part.range, "commit", commit_));
     digest_.Add(DigestOf(commit_));
     return absl::OkStatus();
   }
 
   absl::Status TakeTensor(const MessageBytes& message, ByteRange range) {
     v1::TensorHeader header;
-    RETURN_IF_ERROR(DecodePart(message, range, "tensor", kMaxModuleString, header));
+    RETURN_IF_ERROR(ReadPart(stream_, message, range, "tensor", header));
     ASSIGN_OR_RETURN(TensorCopy tensor, TensorCopy::Make(header, module_, memory_));
     if (!names_.emplace(tensor.entry, tensor.role).second) {
       return FieldError(reason::kBadField, "tensor.name", "each tensor once", header.name());
@@ -217,7 +216,7 @@ absl::StatusOr<bool> ModuleCalls::ReplaceGradients(ModuleCall& call, SentTensors
       sent.module->TakeMicroBatch(sent.header.sequence(), sent.header.micro_batch(), sent.digest,
                                   call.wait));
   if (turn.added) return false;
-  ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *sent.module));
+  ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *sent.module));
   absl::Status put = PutEach(turn.hold, sent.tensors);
   if (!put.ok()) {
     turn.hold.Fail();
@@ -234,7 +233,7 @@ absl::StatusOr<bool> ModuleCalls::ChangeState(ModuleCall& call, SentTensors& sen
   if (!change.hold.has_value()) return false;
   RegisteredModule::Hold& hold = *change.hold;
   if (sent.commit.complete()) RETURN_IF_ERROR(CheckComplete(*sent.module, sent.tensors));
-  ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *sent.module));
+  ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *sent.module));
   absl::Status put = hold.instance().ClearGradients();
   if (put.ok()) put = PutEach(hold, sent.tensors);
   if (!put.ok()) {
@@ -288,8 +287,16 @@ struct WantedTensor {
   TensorRole role;
 };
 
-// At most the module's own tensors, however long the request is: no memory is reserved for this
-// list. Tensors go to the shard that has the fewest bytes yet, the first of them.
+// Of the lists that a GetTensors makes before it reserves memory for tensors, at most.
+int64_t ListBytes(const v1::GetTensorsRequest& request, const WeightTable& table) {
+  constexpr size_t kTensorBytes = 2 * (sizeof(WantedTensor) + sizeof(TensorCopy));
+  const auto kinds = static_cast<size_t>(std::clamp(request.kind_size(), 1, kTensorKinds));
+  return static_cast<int64_t>(2 * request.SpaceUsedLong() +
+                              kinds * table.entries().size() * kTensorBytes);
+}
+
+// At most the module's own tensors, however long the request is. Tensors go to the shard that has
+// the fewest bytes yet, the first of them.
 absl::StatusOr<std::vector<WantedTensor>> WantedTensors(const v1::GetTensorsRequest& request,
                                                         const ModuleDescription& module) {
   RETURN_IF_ERROR(CheckGet(request, module.table));
@@ -332,6 +339,7 @@ absl::Status ModuleCalls::GetTensors(ModuleCall& call) {
   RETURN_IF_ERROR(ReadRequest(call.stream, request));
   ASSIGN_OR_RETURN(const Module module, deps_.table.Find(request.token(), call.caller));
   const ModuleDescription& description = module->description();
+  RETURN_IF_ERROR(call.stream.HoldRequest(ListBytes(request, description.table)));
   ASSIGN_OR_RETURN(const std::vector<WantedTensor> wanted, WantedTensors(request, description));
   std::optional<uint64_t> sequence;
   if (request.has_sequence()) sequence = request.sequence();
@@ -348,7 +356,7 @@ absl::Status ModuleCalls::GetTensors(ModuleCall& call) {
   v1::GetTensorsResponse first;
   {
     ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(sequence, call.wait));
-    ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *module));
+    ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *module));
     for (TensorCopy& tensor : tensors) {
       absl::Status got = hold.instance().Get(tensor.entry, tensor.role, tensor.element,
                                              {tensor.bytes(), static_cast<size_t>(tensor.size())});

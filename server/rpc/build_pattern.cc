@@ -39,30 +39,27 @@ absl::StatusOr<v1::BuildPatternResponse> Build(const v1::BuildPatternRequest& wi
 
 }  // namespace
 
-absl::StatusOr<v1::BuildPatternResponse> BuildPatternOfCaller(const grpc::ByteBuffer& request,
-                                                              absl::string_view caller,
-                                                              MapTable& maps) {
+absl::StatusOr<v1::BuildPatternResponse> BuildPatternOfCaller(SmallCall& call, MapTable& maps) {
   v1::BuildPatternRequest wire;
-  RETURN_IF_ERROR(DecodeSmall(request, wire));
+  RETURN_IF_ERROR(call.Decode(wire));
   if (wire.token().empty() == wire.pooled().empty()) {
     return FieldError(reason::kBadField, "pooled", "exactly one of token and pooled",
                       wire.token().empty() ? "none" : "both");
   }
-  absl::StatusOr<v1::BuildPatternResponse> reply = Build(wire, caller, maps);
+  absl::StatusOr<v1::BuildPatternResponse> reply = Build(wire, call.caller(), maps);
   if (!reply.ok()) return Classified(reply.status());
   return reply;
 }
 
-absl::Status ReleaseCapture(const grpc::ByteBuffer& request, absl::string_view caller,
-                            MapTable& maps) {
+absl::Status ReleaseCapture(SmallCall& call, MapTable& maps) {
   v1::ReleaseCaptureRequest wire;
-  RETURN_IF_ERROR(DecodeSmall(request, wire));
+  RETURN_IF_ERROR(call.Decode(wire));
   if (wire.tokens_size() > kMaxReleasedMaps) {
     return FieldError(reason::kBadField, "tokens", absl::StrCat("at most ", kMaxReleasedMaps),
                       absl::StrCat(wire.tokens_size()));
   }
   for (int n = 0; n < wire.tokens_size(); ++n) {
-    RETURN_IF_ERROR(maps.Release(wire.tokens(n), caller, absl::StrCat("tokens[", n, "]")));
+    RETURN_IF_ERROR(maps.Release(wire.tokens(n), call.caller(), absl::StrCat("tokens[", n, "]")));
   }
   return absl::OkStatus();
 }

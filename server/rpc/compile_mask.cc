@@ -43,18 +43,16 @@ absl::Status Describe(const NamedEngine& device, const Problem& problem, MaskPla
 
 }  // namespace
 
-absl::StatusOr<v1::CompileMaskResponse> CompileMask(const grpc::ByteBuffer& request,
-                                                    absl::string_view caller,
-                                                    const ServiceDeps& deps) {
+absl::StatusOr<v1::CompileMaskResponse> CompileMask(SmallCall& call, const ServiceDeps& deps) {
   v1::CompileMaskRequest wire;
-  RETURN_IF_ERROR(DecodeSmall(request, wire));
+  RETURN_IF_ERROR(call.Decode(wire));
   const auto read = [&wire](int64_t bytes) -> absl::StatusOr<std::string> {
     if (static_cast<int64_t>(wire.mask_data().size()) == bytes) return wire.mask_data();
     return FieldError(reason::kSizeMismatch, "mask_data", absl::StrCat(bytes, " bytes"),
                       absl::StrCat(wire.mask_data().size(), " bytes"));
   };
   ASSIGN_OR_RETURN(const DecodedProblem decoded,
-                   DecodeProblem(wire.problem(), {deps.keep.masks(), caller}, read));
+                   DecodeProblem(wire.problem(), {deps.keep.masks(), call.caller()}, read));
   if (decoded.mask_data_bytes == 0) {
     RETURN_IF_ERROR(RefuseMaskData(static_cast<int64_t>(wire.mask_data().size())));
   }

@@ -45,7 +45,7 @@ RpcContext::RpcContext(const ServiceDeps& deps, grpc::ServerContextBase& context
       deadline_(DeadlineOf(context)),
       peer_(context.peer()),
       unix_socket_(absl::StartsWith(peer_, "unix")),
-      room_(deps.calls.call_bytes()) {
+      room_(deps.calls.call_bytes(), kAdmittedReply) {
   deps_.metrics.CallStarted(MethodOf(direction_));
 }
 
@@ -54,7 +54,7 @@ absl::Status RpcContext::Identify() {
   return absl::OkStatus();
 }
 
-absl::Status RpcContext::TakeRoom() { return room_.Take({caller_, CallerOfPeer(peer_)}, 0); }
+absl::Status RpcContext::TakeRoom() { return room_.Take({caller_, CallerOfPeer(peer_)}); }
 
 CallersMasks RpcContext::masks(bool* takes_long) const {
   return {.table = deps_.keep.masks(),

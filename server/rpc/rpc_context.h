@@ -35,6 +35,7 @@ class RpcContext {
   absl::Status Identify();
   // Once its first message is whole: room for what the call holds beside its tensors.
   absl::Status TakeRoom();
+  absl::Status HoldRequest(int64_t object_bytes) { return room_.HoldRequest(object_bytes); }
   // Admits a decoded call and gives its tensors their places in staging memory.
   absl::StatusOr<AdmittedCall> Admit(AttentionCall call, ReplySink& sink, bool streamed);
   // Of a call that is refused before Admit: its log line has the request's id all the same.

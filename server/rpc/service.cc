@@ -50,25 +50,25 @@ RawStreamReactor* AttentionService::BackwardStream(grpc::CallbackServerContext* 
 }
 
 grpc::ServerUnaryReactor* AttentionService::AnswerSmall(grpc::CallbackServerContext* context,
-                                                        Method method,
+                                                        Method method, CallCost cost,
                                                         const grpc::ByteBuffer& request,
                                                         grpc::ByteBuffer* reply,
                                                         const SmallWork& work) {
-  auto* call = new SmallCall(deps_, *context, method, *reply);
+  auto* call = new SmallCall(deps_, *context, method, cost, *reply);
   const absl::Status begun = call->Begin(request);
-  call->Finish(begun.ok() ? work(call->caller()) : begun);
+  call->Finish(begun.ok() ? work(*call) : begun);
   return call;
 }
 
 grpc::ServerUnaryReactor* AttentionService::AnswerLong(grpc::CallbackServerContext* context,
-                                                       Method method,
+                                                       Method method, CallCost cost,
                                                        const grpc::ByteBuffer& request,
                                                        grpc::ByteBuffer* reply, SmallWork work) {
-  auto* call = new SmallCall(deps_, *context, method, *reply);
+  auto* call = new SmallCall(deps_, *context, method, cost, *reply);
   absl::Status begun = call->Begin(request);
   if (begun.ok()) {
     begun = deps_.calls.mask_workers().Run(call->caller(), [context, call, work = std::move(work)] {
-      call->Finish(context->IsCancelled() ? GaveUp() : work(call->caller()));
+      call->Finish(context->IsCancelled() ? GaveUp() : work(*call));
     });
   }
   if (!begun.ok()) call->Finish(begun);
@@ -78,11 +78,10 @@ grpc::ServerUnaryReactor* AttentionService::AnswerLong(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* request,
                                                           grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kGetServerInfo, *request, reply,
-                     [&](const std::string&) -> absl::StatusOr<grpc::ByteBuffer> {
-                       v1::GetServerInfoRequest wire;
+  return AnswerSmall(context, Method::kGetServerInfo, kSmallReply, *request, reply,
+                     [&](SmallCall&) -> absl::StatusOr<grpc::ByteBuffer> {
                        // A newer client may want to learn our version.
-                       RETURN_IF_ERROR(DecodeLenient(*request, wire));
+                       RETURN_IF_ERROR(CheckEmpty(*request));
                        return EncodeSmall(deps_.server_info);
                      });
 }
@@ -90,9 +89,9 @@ grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* AttentionService::RenewResidual(grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* request,
                                                           grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kRenewResidual, *request, reply,
-                     [&](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
-                       ASSIGN_OR_RETURN(LeaseGrant lease, Renew(*request, caller));
+  return AnswerSmall(context, Method::kRenewResidual, kSmallReply, *request, reply,
+                     [&](SmallCall& call) -> absl::StatusOr<grpc::ByteBuffer> {
+                       ASSIGN_OR_RETURN(LeaseGrant lease, Renew(call));
                        v1::RenewResidualResponse wire;
                        *wire.mutable_residual() = EncodeLease(lease);
                        return EncodeSmall(wire);
@@ -102,9 +101,9 @@ grpc::ServerUnaryReactor* AttentionService::RenewResidual(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(grpc::CallbackServerContext* context,
                                                             const grpc::ByteBuffer* request,
                                                             grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kReleaseResidual, *request, reply,
-                     [&](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
-                       RETURN_IF_ERROR(Release(*request, caller));
+  return AnswerSmall(context, Method::kReleaseResidual, kSmallReply, *request, reply,
+                     [&](SmallCall& call) -> absl::StatusOr<grpc::ByteBuffer> {
+                       RETURN_IF_ERROR(Release(call));
                        return EncodeSmall(v1::ReleaseResidualResponse());
                      });
 }
@@ -112,10 +111,10 @@ grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(grpc::CallbackServer
 grpc::ServerUnaryReactor* AttentionService::CompileMask(grpc::CallbackServerContext* context,
                                                         const grpc::ByteBuffer* request,
                                                         grpc::ByteBuffer* reply) {
-  return AnswerLong(context, Method::kCompileMask, *request, reply,
-                    [this, request](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
+  return AnswerLong(context, Method::kCompileMask, kSmallReply, *request, reply,
+                    [this](SmallCall& call) -> absl::StatusOr<grpc::ByteBuffer> {
                       ASSIGN_OR_RETURN(const v1::CompileMaskResponse wire,
-                                       attnd::CompileMask(*request, caller, deps_));
+                                       attnd::CompileMask(call, deps_));
                       return EncodeSmall(wire);
                     });
 }
@@ -123,10 +122,10 @@ grpc::ServerUnaryReactor* AttentionService::CompileMask(grpc::CallbackServerCont
 grpc::ServerUnaryReactor* AttentionService::BuildPattern(grpc::CallbackServerContext* context,
                                                          const grpc::ByteBuffer* request,
                                                          grpc::ByteBuffer* reply) {
-  return AnswerLong(context, Method::kBuildPattern, *request, reply,
-                    [this, request](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
+  return AnswerLong(context, Method::kBuildPattern, kSmallReply, *request, reply,
+                    [this](SmallCall& call) -> absl::StatusOr<grpc::ByteBuffer> {
                       ASSIGN_OR_RETURN(const v1::BuildPatternResponse wire,
-                                       BuildPatternOfCaller(*request, caller, deps_.keep.maps()));
+                                       BuildPatternOfCaller(call, deps_.keep.maps()));
                       return EncodeSmall(wire);
                     });
 }
@@ -134,35 +133,35 @@ grpc::ServerUnaryReactor* AttentionService::BuildPattern(grpc::CallbackServerCon
 grpc::ServerUnaryReactor* AttentionService::ReleaseCapture(grpc::CallbackServerContext* context,
                                                            const grpc::ByteBuffer* request,
                                                            grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kReleaseCapture, *request, reply,
-                     [&](const std::string& caller) -> absl::StatusOr<grpc::ByteBuffer> {
-                       RETURN_IF_ERROR(attnd::ReleaseCapture(*request, caller, deps_.keep.maps()));
+  return AnswerSmall(context, Method::kReleaseCapture, kSmallReply, *request, reply,
+                     [&](SmallCall& call) -> absl::StatusOr<grpc::ByteBuffer> {
+                       RETURN_IF_ERROR(attnd::ReleaseCapture(call, deps_.keep.maps()));
                        return EncodeSmall(v1::ReleaseCaptureResponse());
                      });
 }
 
-absl::StatusOr<LeaseGrant> AttentionService::Renew(const grpc::ByteBuffer& request,
-                                                   const std::string& caller) {
+absl::StatusOr<LeaseGrant> AttentionService::Renew(SmallCall& call) {
   v1::RenewResidualRequest wire;
-  RETURN_IF_ERROR(DecodeSmall(request, wire));
-  auto lease = deps_.keep.leases().Renew(wire.token(), caller, absl::Milliseconds(wire.ttl_ms()));
+  RETURN_IF_ERROR(call.Decode(wire));
+  auto lease =
+      deps_.keep.leases().Renew(wire.token(), call.caller(), absl::Milliseconds(wire.ttl_ms()));
   if (!lease.ok()) return InField("token", lease.status());
   return lease;
 }
 
-absl::Status AttentionService::Release(const grpc::ByteBuffer& request, const std::string& caller) {
+absl::Status AttentionService::Release(SmallCall& call) {
   v1::ReleaseResidualRequest wire;
-  RETURN_IF_ERROR(DecodeSmall(request, wire));
+  RETURN_IF_ERROR(call.Decode(wire));
   if (wire.tokens_size() > kMaxReleases) {
     return FieldError(reason::kBadField, "tokens", absl::StrCat("at most ", kMaxReleases),
                       absl::StrCat(wire.tokens_size()));
   }
   if (!wire.token().empty() || wire.tokens().empty()) {
-    RETURN_IF_ERROR(InField("token", deps_.keep.leases().Release(wire.token(), caller)));
+    RETURN_IF_ERROR(InField("token", deps_.keep.leases().Release(wire.token(), call.caller())));
   }
   for (int n = 0; n < wire.tokens_size(); ++n) {
     RETURN_IF_ERROR(InField(absl::StrCat("tokens[", n, "]"),
-                            deps_.keep.leases().Release(wire.tokens(n), caller)));
+                            deps_.keep.leases().Release(wire.tokens(n), call.caller())));
   }
   return absl::OkStatus();
 }

@@ -16,6 +16,7 @@
 #include "server/keep/lease_table.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/service_deps.h"
+#include "server/rpc/small_call.h"
 
 namespace attnd {
 
@@ -64,16 +65,16 @@ class AttentionService final : public AttentionServiceBase {
 
  private:
   // What a small call does: its reply, or why there is none.
-  using SmallWork = std::function<absl::StatusOr<grpc::ByteBuffer>(const std::string& caller)>;
+  using SmallWork = std::function<absl::StatusOr<grpc::ByteBuffer>(SmallCall& call)>;
   grpc::ServerUnaryReactor* AnswerSmall(grpc::CallbackServerContext* context, Method method,
-                                        const grpc::ByteBuffer& request, grpc::ByteBuffer* reply,
-                                        const SmallWork& work);
+                                        CallCost cost, const grpc::ByteBuffer& request,
+                                        grpc::ByteBuffer* reply, const SmallWork& work);
   // The same for what takes long, on a thread of MaskWorkers.
   grpc::ServerUnaryReactor* AnswerLong(grpc::CallbackServerContext* context, Method method,
-                                       const grpc::ByteBuffer& request, grpc::ByteBuffer* reply,
-                                       SmallWork work);
-  absl::StatusOr<LeaseGrant> Renew(const grpc::ByteBuffer& request, const std::string& caller);
-  absl::Status Release(const grpc::ByteBuffer& request, const std::string& caller);
+                                       CallCost cost, const grpc::ByteBuffer& request,
+                                       grpc::ByteBuffer* reply, SmallWork work);
+  absl::StatusOr<LeaseGrant> Renew(SmallCall& call);
+  absl::Status Release(SmallCall& call);
 
   const ServiceDeps deps_;
   std::atomic<uint64_t> next_id_{1};

@@ -11,7 +11,7 @@
 namespace attnd {
 
 SmallCall::SmallCall(const ServiceDeps& deps, grpc::CallbackServerContext& context, Method method,
-                     grpc::ByteBuffer& reply)
+                     CallCost cost, grpc::ByteBuffer& reply)
     : WatchedCall(deps.clock),
       deps_(deps),
       open_(deps.calls.open()),
@@ -19,13 +19,14 @@ SmallCall::SmallCall(const ServiceDeps& deps, grpc::CallbackServerContext& conte
       method_(method),
       reply_(reply),
       began_(deps.clock.Now()),
-      room_(deps.calls.call_bytes()) {
+      room_(deps.calls.call_bytes(), cost) {
   deps_.metrics.CallStarted(method_);
   progress()->CallBegan(began_);
   deps_.calls.watch().Add(*this);
 }
 
 absl::Status SmallCall::Begin(const grpc::ByteBuffer& request) {
+  request_ = &request;
   const std::string peer = context_.peer();
   absl::StatusOr<std::string> caller = deps_.auth.Identify(context_, peer);
   if (!caller.ok()) {
@@ -33,8 +34,13 @@ absl::Status SmallCall::Begin(const grpc::ByteBuffer& request) {
     return caller.status();
   }
   caller_ = *std::move(caller);
-  RETURN_IF_ERROR(room_.Take({caller_, CallerOfPeer(peer)}, kSmallReplyBytes));
+  RETURN_IF_ERROR(room_.Take({caller_, CallerOfPeer(peer)}));
   return CheckWhole(request);
+}
+
+absl::Status SmallCall::Decode(google::protobuf::Message& request) {
+  return DecodeSmall(
+      *request_, [this](int64_t bytes) { return room_.HoldRequest(bytes); }, request);
 }
 
 void SmallCall::Finish(absl::StatusOr<grpc::ByteBuffer> reply) {

@@ -3,6 +3,7 @@
 // Threads: Begin and Finish one after the other, by whoever handles the call; it deletes itself.
 #pragma once
 
+#include <google/protobuf/message.h>
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
@@ -22,11 +23,13 @@ class SmallCall final : public grpc::ServerUnaryReactor, public WatchedCall {
  public:
   // All outlive it. `reply` is gRPC's.
   SmallCall(const ServiceDeps& deps, grpc::CallbackServerContext& context, Method method,
-            grpc::ByteBuffer& reply);
+            CallCost cost, grpc::ByteBuffer& reply);
 
-  // UNAUTHENTICATED, that there is no room for the call, or that `request` is cut off.
+  // UNAUTHENTICATED, that there is no room for the call, or that `request`, gRPC's, is cut off.
   absl::Status Begin(const grpc::ByteBuffer& request);
   const std::string& caller() const { return caller_; }  // once it has begun
+  // As DecodeSmall, of what it has begun with.
+  absl::Status Decode(google::protobuf::Message& request);
   // Last; the handler touches the call no more.
   void Finish(absl::StatusOr<grpc::ByteBuffer> reply);
 
@@ -38,6 +41,7 @@ class SmallCall final : public grpc::ServerUnaryReactor, public WatchedCall {
   const OpenCalls::Call open_;
   grpc::CallbackServerContext& context_;
   const Method method_;
+  const grpc::ByteBuffer* request_ = nullptr;
   grpc::ByteBuffer& reply_;
   const absl::Time began_;
   CallRoom room_;

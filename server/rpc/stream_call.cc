@@ -153,7 +153,8 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     CallersMasks masks = record_.masks(takes_long);
     masks.streamed = &mask_data_;
     absl::StatusOr<AttentionCall> decoded =
-        Decoder::DecodeHeader(header_->message, header_->data, record_.direction(), masks);
+        Decoder::DecodeHeader(header_->message, header_->data, record_.direction(), masks,
+                              [this](int64_t bytes) { return record_.HoldRequest(bytes); });
     if (!decoded.ok()) {
       if (const int64_t wanted = std::exchange(mask_data_.wanted, 0); wanted > 0) {
         return AwaitMaskData(wanted);

@@ -127,8 +127,10 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
   }
 
   absl::StatusOr<AdmittedCall> Accept(bool* takes_long) {
-    ASSIGN_OR_RETURN(AttentionCall decoded, Decoder::Decode(MessageBytes(request_), direction_,
-                                                            record_->masks(takes_long)));
+    ASSIGN_OR_RETURN(
+        AttentionCall decoded,
+        Decoder::Decode(MessageBytes(request_), direction_, record_->masks(takes_long),
+                        [this](int64_t bytes) { return record_->HoldRequest(bytes); }));
     ASSIGN_OR_RETURN(AdmittedCall call, record_->Admit(std::move(decoded), *this, false));
     record_->Landed(call, Land(call));
     return call;

@@ -296,17 +296,17 @@ absl::Status FindOutputs(const SharedPlaces& shared, size_t found, TensorList& t
 }  // namespace
 
 absl::StatusOr<AttentionCall> Decoder::Decode(MessageBytes message, Direction direction,
-                                              const CallersMasks& masks) {
+                                              const CallersMasks& masks, RequestRoom room) {
   ASSIGN_OR_RETURN(AttentionCall call,
-                   DecodeIn(message, {0, message.size()}, direction, masks, Form::kWhole));
+                   DecodeIn(message, {0, message.size()}, direction, masks, room, Form::kWhole));
   call.parts_->message = std::move(message);
   return call;
 }
 
 absl::StatusOr<AttentionCall> Decoder::DecodeHeader(const MessageBytes& message, ByteRange range,
-                                                    Direction direction,
-                                                    const CallersMasks& masks) {
-  return DecodeIn(message, range, direction, masks, Form::kHeader);
+                                                    Direction direction, const CallersMasks& masks,
+                                                    RequestRoom room) {
+  return DecodeIn(message, range, direction, masks, room, Form::kHeader);
 }
 
 std::string Decoder::RequestIdOf(const MessageBytes& message, ByteRange range) {
@@ -343,11 +343,12 @@ void Decoder::TakeOptions(v1::CallOptions& options, AttentionCall& call) {
 
 absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, ByteRange range,
                                                 Direction direction, const CallersMasks& masks,
-                                                Form form) {
+                                                RequestRoom room, Form form) {
   const auto& type = direction == Direction::kForward ? *v1::ForwardRequest::descriptor()
                                                       : *v1::BackwardRequest::descriptor();
   ASSIGN_OR_RETURN(FieldTable table, CheckWire(message, range, type,
                                                {.known = {kProblemField, LastProblem().bytes}}));
+  RETURN_IF_ERROR(room(table.object_bytes));
   if (!table.Has(kProblemField)) {
     return FieldError(reason::kBadField, "problem", "a problem", "none");
   }

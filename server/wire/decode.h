@@ -4,7 +4,8 @@
 //
 // The header of a streamed call is the same message without payloads.
 // Errors: INVALID_ARGUMENT "field: expected ..., got ..."; FAILED_PRECONDITION for the id of a mask
-// that is not known; where `masks` asks for it, CANCELLED instead of what takes long. Any thread.
+// that is not known; those of `room`; where `masks` asks for it, CANCELLED instead of what takes
+// long. Any thread.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -23,11 +24,12 @@ class Decoder {
  public:
   // All of `message` is an attnd.v1.ForwardRequest or BackwardRequest on the wire.
   static absl::StatusOr<AttentionCall> Decode(MessageBytes message, Direction direction,
-                                              const CallersMasks& masks);
+                                              const CallersMasks& masks, RequestRoom room);
   // The same message without payloads, the header of a streamed call, in `range` of `message`. The
   // call's inputs have sizes, but no bytes yet.
   static absl::StatusOr<AttentionCall> DecodeHeader(const MessageBytes& message, ByteRange range,
-                                                    Direction direction, const CallersMasks& masks);
+                                                    Direction direction, const CallersMasks& masks,
+                                                    RequestRoom room);
 
   // The request_id of a message that need not be right, for the log: at most kMaxStringBytes of it,
   // "" when none is found.
@@ -37,7 +39,7 @@ class Decoder {
   enum class Form { kWhole, kHeader };
   static absl::StatusOr<AttentionCall> DecodeIn(const MessageBytes& message, ByteRange range,
                                                 Direction direction, const CallersMasks& masks,
-                                                Form form);
+                                                RequestRoom room, Form form);
   static void TakeOptions(v1::CallOptions& options, AttentionCall& call);
 };
 

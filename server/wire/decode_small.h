@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "server/call/message_bytes.h"
+#include "server/wire/wire_check.h"
 
 namespace attnd {
 
@@ -17,13 +18,15 @@ namespace attnd {
 absl::Status CheckWhole(const grpc::ByteBuffer& request);
 
 // Fills `request`. Unknown, repeated and truncated fields are INVALID_ARGUMENT naming the field.
-absl::Status DecodeSmall(const grpc::ByteBuffer& bytes, google::protobuf::Message& request);
+absl::Status DecodeSmall(const grpc::ByteBuffer& bytes, RequestRoom room,
+                         google::protobuf::Message& request);
 // Of one message inside another, called `path` in errors; strings may have so many bytes.
 absl::Status DecodePart(const MessageBytes& bytes, ByteRange range, absl::string_view path,
-                        int64_t max_string_bytes, google::protobuf::Message& request);
+                        int64_t max_string_bytes, RequestRoom room,
+                        google::protobuf::Message& request);
 
-// The same, but unknown fields pass.
-absl::Status DecodeLenient(const grpc::ByteBuffer& bytes, google::protobuf::Message& request);
+// Of a request without fields: those of a newer client pass. Nothing is kept.
+absl::Status CheckEmpty(const grpc::ByteBuffer& bytes);
 
 grpc::ByteBuffer EncodeSmall(const google::protobuf::Message& reply);
 

@@ -31,7 +31,7 @@ TEST(DecodeSmall, NamesWhatIsWrong) {
   };
   for (const BadMessage& one : cases) {
     v1::RenewResidualRequest request;
-    absl::Status status = DecodeSmall(InSlicesOf(one.bytes, 3), request);
+    absl::Status status = DecodeSmall(InSlicesOf(one.bytes, 3), AnyRoom, request);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << one.name;
     EXPECT_EQ(status.message(), one.message) << one.name;
     EXPECT_FALSE(ReasonOf(status).empty()) << one.name;
@@ -42,10 +42,10 @@ TEST(DecodeSmall, TakesWhatIsRightAndNothing) {
   v1::RenewResidualRequest sent, got;
   sent.set_token("t");
   sent.set_ttl_ms(7);
-  ASSERT_TRUE(DecodeSmall(EncodeSmall(sent), got).ok());
+  ASSERT_TRUE(DecodeSmall(EncodeSmall(sent), AnyRoom, got).ok());
   EXPECT_EQ(got.token(), "t");
   EXPECT_EQ(got.ttl_ms(), 7u);
-  EXPECT_TRUE(DecodeSmall(grpc::ByteBuffer(), got).ok());
+  EXPECT_TRUE(DecodeSmall(grpc::ByteBuffer(), AnyRoom, got).ok());
   EXPECT_EQ(got.ttl_ms(), 0u);
 }
 
@@ -56,11 +56,29 @@ TEST(CheckWhole, TellsNoMessageFromAnEmptyOne) {
   EXPECT_EQ(ReasonOf(none), reason::kMalformedMessage);
 }
 
-TEST(DecodeLenient, PassesUnknownFieldsButNoGarbage) {
-  v1::GetServerInfoRequest request;
-  EXPECT_TRUE(DecodeLenient(InSlicesOf(std::string("\x48\x01", 2), 1), request).ok());
-  absl::Status status = DecodeLenient(InSlicesOf("\xff", 1), request);
-  EXPECT_EQ(status.message(), "message: expected a protobuf message, got bytes that are none");
+TEST(DecodeSmall, MakesNoObjectsWithoutRoomForThem) {
+  v1::ReleaseResidualRequest sent, got;
+  for (int n = 0; n < 100; ++n) sent.add_tokens("t");
+  int64_t wanted = 0;
+  const absl::Status refused = DecodeSmall(
+      EncodeSmall(sent),
+      [&](int64_t bytes) {
+        wanted = bytes;
+        return absl::ResourceExhaustedError("no room");
+      },
+      got);
+  EXPECT_EQ(refused.message(), "no room");
+  EXPECT_EQ(wanted, 100 * kObjectBytes);
+  EXPECT_EQ(got.tokens_size(), 0);
+}
+
+TEST(CheckEmpty, PassesUnknownFieldsButNoGarbage) {
+  EXPECT_TRUE(CheckEmpty(InSlicesOf(std::string("\x48\x01", 2), 1)).ok());
+  EXPECT_TRUE(CheckEmpty(grpc::ByteBuffer()).ok());
+  for (const char* bytes : {"\xff", "\x48", "\x0a\x05zz", "\x0b"}) {
+    const absl::Status status = CheckEmpty(InSlicesOf(bytes, 1));
+    EXPECT_EQ(status.message(), "message: expected a protobuf message, got bytes that are none");
+  }
 }
 
 }  // namespace

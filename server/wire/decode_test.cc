@@ -44,7 +44,7 @@ absl::StatusOr<AttentionCall> DecodeText(const std::string& message,
                                          size_t slice_bytes = 1 << 16,
                                          absl::string_view caller = "caller") {
   return Decoder::Decode(MessageBytes(InSlicesOf(message, slice_bytes)), direction,
-                         {Masks(), caller});
+                         {Masks(), caller}, AnyRoom);
 }
 
 std::string PayloadOf(const AttentionCall& call, int tensor) {
@@ -587,8 +587,8 @@ TEST(Decode, RefusesSharedMemoryInAStreamedCall) {
   }
   request.mutable_shared_memory()->add_region("token");
   const MessageBytes message(InSlicesOf(request.SerializeAsString(), 100));
-  auto call =
-      Decoder::DecodeHeader(message, {0, message.size()}, Direction::kForward, {Masks(), "caller"});
+  auto call = Decoder::DecodeHeader(message, {0, message.size()}, Direction::kForward,
+                                    {Masks(), "caller"}, AnyRoom);
   EXPECT_EQ(call.status().message(), "shared_memory: expected none in a streamed call, got some");
 }
 
@@ -762,7 +762,7 @@ std::vector<BadBytes> BadByteCases() {
       {"NestedTooDeep", WithProblemBytes(BytesField(16, BytesField(4, BytesField(1, deep)))),
        "levels of nesting"},
       {"TooManyNodes", WithProblemBytes(BytesField(16, patterns)),
-       "expected at most 131072 messages inside one, got more"},
+       "expected at most 131072 messages and strings inside one, got more"},
       {"InvalidUtf8", valid + BytesField(2, BytesField(1, "\xff\xfe")),
        "options: expected a protobuf message with UTF-8"},
       {"Empty", "", "problem: expected a problem, got none"},

@@ -198,6 +198,12 @@ absl::Status Checker::Length(const Path& path, int* size) {
 }
 
 absl::Status Checker::LengthDelimited(const FieldDescriptor& field, const Path& path, int depth) {
+  if (++nodes_ > kMaxNodes) {
+    return FieldError(reason::kBadField, path.Text(),
+                      absl::StrCat("at most ", kMaxNodes, " messages and strings inside one"),
+                      "more");
+  }
+  table_.object_bytes += kObjectBytes;
   if (field.type() == FieldDescriptor::TYPE_MESSAGE) return SubMessage(field, path, depth);
   int size = 0;
   RETURN_IF_ERROR(Length(path, &size));
@@ -218,10 +224,6 @@ absl::Status Checker::SubMessage(const FieldDescriptor& field, const Path& path,
   if (depth + 1 > kMaxDepth) {
     return FieldError(reason::kBadField, path.parent->TextOrMessage(),
                       absl::StrCat("at most ", kMaxDepth, " levels of nesting"), "more");
-  }
-  if (++nodes_ > kMaxNodes) {
-    return FieldError(reason::kBadField, path.Text(),
-                      absl::StrCat("at most ", kMaxNodes, " messages inside one"), "more");
   }
   if (depth == 0 && field.number() <= kMaxFieldNumber) {
     table_.range[field.number()] = {begin_ + in_.CurrentPosition(), size};

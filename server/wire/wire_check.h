@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "server/call/message_bytes.h"
@@ -19,9 +20,12 @@ namespace attnd {
 inline constexpr int kMaxFieldNumber = 31;  // of the messages checked here
 // Entries of all lists of numbers in a message: room for two lists of batch + 1.
 inline constexpr int64_t kMaxListEntries = (1 << 21) + 2;
-inline constexpr int64_t kMaxNodes = 1 << 17;  // sub-messages of one message: room for rectangles
+// Sub-messages and strings of one message: room for rectangles.
+inline constexpr int64_t kMaxNodes = 1 << 17;
 inline constexpr int kMaxDepth = 48;
 inline constexpr int64_t kMaxStringBytes = 64;
+// What protobuf allocates at most for a sub-message or a string, beside what it holds.
+inline constexpr int64_t kObjectBytes = 128;
 
 // The top-level fields of one message, by number.
 struct FieldTable {
@@ -29,6 +33,9 @@ struct FieldTable {
   std::array<uint64_t, kMaxFieldNumber + 1> varint = {};
   uint32_t present = 0;  // bit n: field n was there
   bool known = false;    // the KnownField was there, and its bytes were the known ones
+  // What protobuf allocates for the message beside numbers and the strings' bytes, which are in
+  // proportion to the message: a sub-message of two bytes becomes an object of some hundred.
+  int64_t object_bytes = 0;
 
   bool Has(int number) const { return (present >> number) & 1; }
 };
@@ -39,6 +46,9 @@ struct KnownField {
   int number = 0;
   absl::string_view bytes;
 };
+
+// Takes room in a call for the objects that its request becomes, before they are made.
+using RequestRoom = absl::FunctionRef<absl::Status(int64_t object_bytes)>;
 
 struct WireCheckOptions {
   KnownField known;

@@ -65,6 +65,39 @@ TEST(DaemonWall, StandsAroundEveryMethodOfEveryService) {
   }
 }
 
+// A layout of 2 KB whose table of parameters has 13 MB.
+TEST(DaemonWall, CountsWhatALayoutBecomesBeforeItDoes) {
+  ServerOptions options = TestOptions();
+  options.modules.memory = {int64_t{64} << 20, int64_t{64} << 20};
+  options.admission.call_bytes = int64_t{8} << 20;
+  Daemon daemon(ReferenceDevice(), options);
+  ModuleCaller caller(daemon.NewChannel());
+  v1::RegisterModuleRequest request = SmallRegistration("m");
+  v1::Block& block = *request.mutable_layout()->mutable_block(0);
+  block.clear_op();
+  block.clear_parameter();
+  for (uint32_t n = 0; n < 64; ++n) {
+    v1::Parameter& parameter = *block.add_parameter();
+    parameter.set_name(absl::StrCat(n));
+    parameter.add_shape(kModuleWidth);
+    parameter.add_shape(kModuleWidth);
+    v1::Linear& linear = *block.add_op()->mutable_linear();
+    linear.set_input(n == 0 ? 0 : n + 1);
+    linear.set_weight(n);
+  }
+  request.mutable_layout()->clear_layer();
+  for (int n = 0; n < 512; ++n) {
+    request.mutable_layout()->add_layer()->set_prefix(absl::StrCat(n, "."));
+  }
+  request.set_dry_run(true);
+  v1::RegisterModuleResponse response;
+  google::rpc::ErrorInfo info = ErrorInfoOf(caller.Register(request, response));
+  EXPECT_EQ(info.reason(), "TENANT_QUOTA");
+  EXPECT_EQ((*info.mutable_metadata())["limit"], "call_bytes");
+  request.mutable_layout()->mutable_layer()->DeleteSubrange(8, 504);
+  EXPECT_TRUE(caller.Register(request, response).ok());
+}
+
 class Unread : public ::testing::Test {
  protected:
   static ServerOptions Options() {

@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const attnd::RealClock clock;
   static attnd::MaskTable masks({.bytes = 1 << 20, .bytes_of_caller = 1 << 20}, clock);
   auto call = attnd::Decoder::Decode(attnd::MessageBytes(attnd::InSlicesOf(message, slice_bytes)),
-                                     direction, {masks, "caller"});
+                                     direction, {masks, "caller"}, attnd::AnyRoom);
   if (!call.ok()) {
     // Whose fault it is decides the form, and the form is complete.
     CHECK(call.status().code() == absl::StatusCode::kInvalidArgument ||

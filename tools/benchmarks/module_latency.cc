@@ -4,12 +4,16 @@
 //
 //     bazel build -c opt //server:attnd //tools/benchmarks:module_latency
 //     bazel-bin/tools/benchmarks/module_latency bazel-bin/server/attnd [FLAG OF attnd]...
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,6 +30,8 @@ namespace attnd {
 namespace {
 
 constexpr int64_t kRows = 128, kWidth = 64;
+constexpr int64_t kLongRows = 2048, kLongWidth = 1024, kLongLayers = 24, kFewRows = 4;
+constexpr absl::Duration kShortDeadline = absl::Seconds(3);
 constexpr int64_t kLargeRows = 1536, kLargeWidth = 4096, kLargeCalls = 60;
 
 Problem OneHead() { return PlainProblem(1, 1, kRows, kWidth); }
@@ -153,6 +159,114 @@ void MeasureLarge(const std::string& title, const std::string& address) {
   Print("backward", backward);
 }
 
+// A stack of linear ops without optimizer, weights put, called again and again.
+class LinearStack {
+ public:
+  LinearStack(const AttentionClient& client, int64_t rows, int64_t width, int64_t layers)
+      : x_(static_cast<size_t>(rows * width) * sizeof(float)), y_(x_.size()) {
+    v1::RegisterModuleRequest request = OneLayer(absl::StrCat("linear", rows), rows, width);
+    v1::ModuleLayout& layout = *request.mutable_layout();
+    layout.mutable_block(0)->mutable_parameter(0)->add_shape(static_cast<uint32_t>(width));
+    layout.mutable_block(0)->add_op()->mutable_linear();
+    layout.clear_layer();
+    SentPut weights;
+    for (int64_t n = 0; n < layers; ++n) {
+      layout.add_layer()->set_prefix(absl::StrCat(n, "."));
+      const auto side = static_cast<uint32_t>(width);
+      weights.tensors.push_back(std::move(Weights({side, side}).tensors[0]));
+      weights.tensors.back().header.set_name(absl::StrCat(n, ".weight"));
+    }
+    weights.commit.set_complete(true);
+    request.mutable_optimizer()->mutable_none();
+    auto made = ModuleClient(client).Register(request, {}, 0);
+    CHECK(made.ok()) << made.status();
+    module_ = std::move(made->module);
+    CHECK(module_->Put(std::move(weights), {}).ok());
+    header_.mutable_rows()->set_batch(1);
+    header_.mutable_rows()->set_length(static_cast<uint32_t>(rows));
+  }
+  absl::Status Forward(const CallOptions& options) {
+    return module_->Forward(header_, {.x = x_}, absl::MakeSpan(y_), options, nullptr);
+  }
+
+ private:
+  std::unique_ptr<RemoteModule> module_;
+  v1::ModuleForwardHeader header_;
+  std::vector<std::byte> x_, y_;
+};
+
+struct SmallCalls {
+  std::vector<double> module_ms, attention_ms;
+  int failed = 0;
+};
+
+SmallCalls MakeSmallCalls(AttentionClient& client, absl::Duration lasting) {
+  SmallCalls calls;
+  LinearStack stack(client, kFewRows, kWidth, 1);
+  const Problem p = OneHead();
+  const ProblemInputs in = RandomInputs(p, 1);
+  AlignedBytes o(p.OutputElements() * 4);
+  for (const absl::Time end = absl::Now() + lasting; absl::Now() < end;) {
+    const absl::Time begun = absl::Now();
+    calls.failed += !stack.Forward({.timeout = kShortDeadline}).ok();
+    const absl::Time middle = absl::Now();
+    auto done =
+        client.Forward(p, {.q = in.q.data(), .k = in.k.data(), .v = in.v.data()}, {.o = o.data()});
+    CHECK(done.ok()) << done.status();
+    calls.module_ms.push_back(absl::ToDoubleMilliseconds(middle - begun));
+    calls.attention_ms.push_back(absl::ToDoubleMilliseconds(absl::Now() - middle));
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  return calls;
+}
+
+void Print(const char* name, SmallCalls calls) {
+  std::printf("%s: %zu small calls each, %d failed\n", name, calls.module_ms.size(), calls.failed);
+  for (auto* times : {&calls.module_ms, &calls.attention_ms}) {
+    std::sort(times->begin(), times->end());
+    std::printf("  %-9s p50 %8.2f  p99 %8.2f ms\n",
+                times == &calls.module_ms ? "module" : "attention", (*times)[times->size() / 2],
+                (*times)[times->size() * 99 / 100]);
+  }
+}
+
+// Over one daemon whose token file names both callers.
+void MeasureBeside(std::vector<std::string> attnd, const std::string& address) {
+  const std::string tokens = absl::StrCat("/tmp/module_latency_tokens.", getpid());
+  std::ofstream(tokens) << "long long-callers-own-token-0001\nsmall small-callers-own-token-0002\n";
+  chmod(tokens.c_str(), 0600);
+  attnd.insert(attnd.end(), {"--token_file", tokens});
+  const ServerProcess daemon(attnd);
+  auto connect = [&](const char* token) {
+    auto client = AttentionClient::Connect(
+        {.addresses = {address}, .bearer_token = token, .wait_for_ready = true});
+    CHECK(client.ok()) << client.status();
+    return *std::move(client);
+  };
+  auto small = connect("small-callers-own-token-0002"),
+       other = connect("long-callers-own-token-0001");
+  Print("alone", MakeSmallCalls(*small, absl::Seconds(10)));
+  LinearStack stack(*other, kLongRows, kLongWidth, kLongLayers);
+  std::atomic<bool> ends = false;
+  std::vector<double> seconds;
+  std::thread calls([&] {
+    while (!ends) {
+      const absl::Time begun = absl::Now();
+      const absl::Status done = stack.Forward({.timeout = absl::Minutes(2)});
+      CHECK(done.ok()) << done;
+      seconds.push_back(absl::ToDoubleSeconds(absl::Now() - begun));
+    }
+  });
+  absl::SleepFor(absl::Milliseconds(500));
+  SmallCalls beside = MakeSmallCalls(*small, absl::Seconds(30));
+  ends = true;
+  calls.join();
+  std::sort(seconds.begin(), seconds.end());
+  std::printf("long calls: %zu, median %.2f s\n", seconds.size(), seconds[seconds.size() / 2]);
+  Print("beside long calls", std::move(beside));
+  unlink(tokens.c_str());
+}
+
 int Main(int argc, char** argv) {
   if (argc < 2) {
     std::fprintf(stderr, "usage: %s path/to/attnd [flag of attnd]...\n", argv[0]);
@@ -165,6 +279,7 @@ int Main(int argc, char** argv) {
         argv[1], "--listen",      address, "--metrics_listen", "127.0.0.1:0", "--log_level",
         "error", "--drain_delay", "0"};
     attnd.insert(attnd.end(), argv + 2, argv + argc);
+    if (unix_socket) MeasureBeside(attnd, address);
     ServerProcess daemon(attnd);
     MeasureLarge(unix_socket ? "25 MB each way, unix socket" : "25 MB each way, TCP", address);
     Measure(unix_socket ? "128 rows, unix socket" : "128 rows, TCP", address, daemon);

@@ -164,6 +164,15 @@ Tensor ExecutorInstance::InputOf(int64_t layer, const Kept* kept) const {
   return {KeptAt(*kept, kept->places.layers[layer].values[kInputValue]), element};
 }
 
+// Ends a call that was stopped, and lets others have the device.
+absl::Status ExecutorInstance::BeforeOp(const InstanceCall& call) {
+  RETURN_IF_ERROR(Stopped(call.stop));
+  if (call.yield == nullptr || !call.yield->IsWanted()) return absl::OkStatus();
+  RETURN_IF_ERROR(device_->Finish());
+  call.yield->Yield();
+  return absl::OkStatus();
+}
+
 absl::Status ExecutorInstance::ForwardLayer(int64_t layer, const InstanceCall& call,
                                             const Kept* kept, Tensor output) {
   const ModuleGraph& graph = module_->graph;
@@ -185,7 +194,7 @@ absl::Status ExecutorInstance::ForwardLayer(int64_t layer, const InstanceCall& c
   values.values.back() = output;
   const LayerRun run(tensors_, call, layer, places, values);
   for (int64_t op = 0; op < ops; ++op) {
-    RETURN_IF_ERROR(Stopped(call.stop));
+    RETURN_IF_ERROR(BeforeOp(call));
     RETURN_IF_ERROR(run.Forward(op));
   }
   if (last.data != nullptr) {
@@ -223,7 +232,8 @@ absl::StatusOr<ActivationId> ExecutorInstance::Forward(const ModuleForwardCall& 
         .mask_bits = {call.mask_bits.begin(), call.mask_bits.end()},
         .positions = call.rows->ResolvedPositions(),
         .memory = {nullptr, tensors_.element()},
-        .stop = call.stop};
+        .stop = call.stop,
+        .yield = call.yield};
   const int64_t numbers = call.rows->rows() * graph.layout().width;
   absl::Status status = BringMemory(call, kept.get(), of);
   if (status.ok()) {
@@ -303,11 +313,11 @@ absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bo
   gradients.is_set[kMemoryValue] = memory_is_set;
   const LayerRun run(tensors_, kept.call, layer, places, values);
   for (int64_t op = 0; op < ops; ++op) {
-    RETURN_IF_ERROR(Stopped(kept.call.stop));
+    RETURN_IF_ERROR(BeforeOp(kept.call));
     if (again[op + kFirstOpValue]) RETURN_IF_ERROR(run.Forward(op));
   }
   for (int64_t op = ops - 1; op >= 0; --op) {
-    RETURN_IF_ERROR(Stopped(kept.call.stop));
+    RETURN_IF_ERROR(BeforeOp(kept.call));
     RETURN_IF_ERROR(run.Backward(op, adds, gradients));
   }
   memory_is_set = gradients.is_set[kMemoryValue];
@@ -328,6 +338,7 @@ absl::Status ExecutorInstance::BackwardLayers(const ModuleBackwardCall& call) {
   RETURN_IF_ERROR(Stopped(call.stop));
   if (call.add_gradients) norms_.clear();
   kept.call.stop = call.add_gradients ? std::stop_token() : call.stop;
+  kept.call.yield = call.yield;
   const ModuleGraph& graph = module_->graph;
   const auto [first, end] = kept.layers;
   const int64_t numbers = kept.call.rows.rows() * graph.layout().width;

@@ -80,6 +80,7 @@ class ExecutorInstance : public ModuleInstance {
   Tensor InputOf(int64_t layer, const Kept* kept) const;
   // The call's memory input, to where ops read it.
   absl::Status BringMemory(const ModuleForwardCall& call, const Kept* kept, InstanceCall& of);
+  absl::Status BeforeOp(const InstanceCall& call);
   // `output`: where its last value goes.
   absl::Status ForwardLayer(int64_t layer, const InstanceCall& call, const Kept* kept,
                             Tensor output);

@@ -82,6 +82,7 @@ struct InstanceCall {
   std::vector<uint32_t> positions;  // host [rows]
   ConstTensor memory;
   std::stop_token stop;
+  DeviceYield* yield = nullptr;
 };
 
 // Where the values of a layer lie in one call. Null: not there.
