@@ -198,6 +198,18 @@ def test_state_beyond_the_log_is_lost(own_daemon, rng):
         assert error.value.reason == "STATE_LOST"
 
 
+def test_what_a_cycle_holds_is_freed_in_any_order(daemon, rng):
+    """As garbage collection does: first the client, or the module, then its activations."""
+    for first in ("handle", "_native"):
+        client = attnd.connect(daemon.address)
+        module = attnd.register(small_layout(), client, name="cycle", max_rows=64)
+        draw(module, rng)
+        kept = module.forward(np.ones((1, 4, 16), np.float32), keep=True)[1]
+        (module._native.handle if first == "handle" else module._native).__del__()
+        kept.__del__()
+        module._native.__del__()
+
+
 class CuttingProxy:
     """Forwards TCP to a daemon and cuts each connection after a random number of the daemon's bytes, so that replies are
     lost of calls that were done."""

@@ -155,14 +155,17 @@ class _Native:
     """The library's module, freed with its last reference, before its client."""
 
     def __init__(self, handle: Handle, pointer: int) -> None:
-        self.handle, self.pointer, self.library = handle, pointer, handle.library
+        self.handle, self.library = handle, handle.library
+        self.pointer: Optional[int] = pointer
 
     def alive(self) -> bool:
-        return self.handle.generation == _native.generation()
+        is_there = self.pointer is not None and self.handle.pointer is not None  # the end of a cycle frees in any order
+        return is_there and self.handle.generation == _native.generation()
 
     def __del__(self) -> None:
         if self.alive():
             self.library.attnd_module_free(self.pointer)
+        self.pointer = None
 
 
 def register(layout: Layout, client: Union[str, Client], *, name: str, optimizer: Optimizer = None,
