@@ -292,6 +292,9 @@ typedef struct attnd_module_tensor {
 ATTND_API attnd_module* attnd_module_register(attnd_client* client, const void* request,
                                               int64_t request_bytes, int64_t replay_bytes,
                                               attnd_call* call);
+/* After every so many steps and puts its state is copied here, so that it can be made anew where
+ * the calls kept reach back no further than there. 0: never, as at first. */
+ATTND_API void attnd_module_keep_snapshots(attnd_module* module, uint64_t every);
 /* No call may be using it; the daemon keeps the module. */
 ATTND_API void attnd_module_free(attnd_module* module);
 ATTND_API int attnd_module_release(attnd_module* module, attnd_call* call);

@@ -162,6 +162,10 @@ attnd_module* attnd_module_register(attnd_client* client, const void* request,
   return code == ATTND_OK && made->module != nullptr ? made.release() : nullptr;
 }
 
+void attnd_module_keep_snapshots(attnd_module* module, uint64_t every) {
+  module->module->KeepSnapshots(every);
+}
+
 void attnd_module_free(attnd_module* module) { delete module; }
 
 int attnd_module_release(attnd_module* module, attnd_call* call) {

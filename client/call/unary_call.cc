@@ -6,6 +6,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -53,13 +54,22 @@ std::vector<absl::StatusOr<std::string>> CallEach(const ClientCore& core,
                                                   const std::string& request, absl::Time deadline,
                                                   const CallOptions& options,
                                                   const CallMetadata& metadata) {
+  std::vector<std::shared_ptr<Connection>> connections;
+  for (int address : addresses) connections.push_back(core.connections.Of(address));
+  return CallOverEach(core, connections, method, request, deadline, options, metadata);
+}
+
+std::vector<absl::StatusOr<std::string>> CallOverEach(
+    const ClientCore& core, const std::vector<std::shared_ptr<Connection>>& connections,
+    const std::string& method, const std::string& request, absl::Time deadline,
+    const CallOptions& options, const CallMetadata& metadata) {
   CompletionQueues::Borrowed borrowed(core.queues);
   grpc::Slice slice(request);
   std::deque<OneUnary> calls;
-  for (int address : addresses) {
+  for (const std::shared_ptr<Connection>& connection : connections) {
     OneUnary& one = calls.emplace_back();
-    one.address = address;
-    one.connection = core.connections.Of(address);
+    one.address = connection->address_index();
+    one.connection = connection;
     PrepareContext(core.options, deadline, one.context);
     for (const auto& [key, value] : metadata) one.context.AddMetadata(key, value);
     grpc::GenericStub stub(one.connection->channel());
@@ -81,6 +91,9 @@ std::vector<absl::StatusOr<std::string>> CallEach(const ClientCore& core,
     if (borrowed.queue().AsyncNext(&tag, &ok, until) == grpc::CompletionQueue::GOT_EVENT) {
       auto& one = *static_cast<OneUnary*>(tag);
       one.connection->Leave(&one.context);
+      if (std::optional<ModuleLoad> load = ModuleLoadOf(one.context)) {
+        core.connections.ReportModules(one.address, *load);
+      }
       one.address = -1;
       ++ended;
       continue;

@@ -3,6 +3,7 @@
 
 #include <google/protobuf/message_lite.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,12 @@ std::vector<absl::StatusOr<std::string>> CallEach(const ClientCore& core,
                                                   const std::string& request, absl::Time deadline,
                                                   const CallOptions& options,
                                                   const CallMetadata& metadata = {});
+
+// The same over each of these connections.
+std::vector<absl::StatusOr<std::string>> CallOverEach(
+    const ClientCore& core, const std::vector<std::shared_ptr<Connection>>& connections,
+    const std::string& method, const std::string& request, absl::Time deadline,
+    const CallOptions& options, const CallMetadata& metadata = {});
 
 // grpc.health.v1.Health/Check of the whole server.
 absl::StatusOr<Health> CallHealthCheck(const ClientCore& core, int address, absl::Time deadline,

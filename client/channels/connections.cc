@@ -407,6 +407,16 @@ void Connections::ReportQueue(int address_index, absl::Duration queue) {
   addresses_[address_index].queue_ends = clock_.Now() + std::min(queue, kLongestQueue);
 }
 
+void Connections::ReportModules(int address_index, const ModuleLoad& load) {
+  absl::MutexLock lock(&mutex_);
+  addresses_[address_index].modules = load;
+}
+
+std::optional<ModuleLoad> Connections::modules_of(int address_index) const {
+  absl::MutexLock lock(&mutex_);
+  return addresses_[address_index].modules;
+}
+
 // A slow call tells little, since it may have computed or waited for long: the rate falls slowly.
 void Connections::ReportMoved(int64_t bytes, absl::Duration took) {
   if (bytes < kSmallCallBytes || took <= absl::ZeroDuration()) return;
@@ -484,12 +494,18 @@ void Connections::Replace(const std::shared_ptr<Connection>& stuck) {
 }
 
 std::shared_ptr<Connection> Connections::Of(int address_index) {
+  return FirstOf(address_index, 1).front();
+}
+
+std::vector<std::shared_ptr<Connection>> Connections::FirstOf(int address_index, size_t most) {
+  std::vector<std::shared_ptr<Connection>> found;
   absl::MutexLock lock(&mutex_);
   for (const Slot& slot : slots_) {
-    if (slot.connection->address_index() == address_index) return slot.connection;
+    const bool is_there = slot.connection->address_index() == address_index;
+    if (is_there && found.size() < most) found.push_back(slot.connection);
   }
-  CHECK(false) << "no connection to address " << address_index;
-  return nullptr;
+  CHECK(!found.empty()) << "no connection to address " << address_index;
+  return found;
 }
 
 }  // namespace attnd

@@ -26,6 +26,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -36,6 +37,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "client/channels/grpc_status.h"
 #include "client/channels/prober.h"
 #include "client/channels/proxy.h"
 #include "client/channels/reconnector.h"
@@ -105,6 +107,9 @@ class Connections {
   void ReportMoved(int64_t bytes, absl::Duration took);
   // The server told of so much work before a further call.
   void ReportQueue(int address_index, absl::Duration queue);
+  // The server told so of its modules; the last such report, or nothing.
+  void ReportModules(int address_index, const ModuleLoad& load);
+  std::optional<ModuleLoad> modules_of(int address_index) const;
   // A call there has made no progress since then. Asks the server whether it answers, where that is
   // longer than a call may be silent and there is another address. Returns at once.
   void Suspect(int address_index, absl::Time silent_since);
@@ -116,8 +121,9 @@ class Connections {
   // closes its socket when TCP gives up the write that hangs (kWriteTimeout).
   void Replace(const std::shared_ptr<Connection>& stuck);
 
-  // The first connection of an address, for small calls about it.
+  // The first connection of an address, for small calls about it, or the first few.
   std::shared_ptr<Connection> Of(int address_index);
+  std::vector<std::shared_ptr<Connection>> FirstOf(int address_index, size_t most);
 
   // All that may be called.
   bool on_this_host() const;
@@ -141,6 +147,7 @@ class Connections {
     absl::Time queue_ends = absl::InfinitePast();  // of what the server has told of
     bool gone = false;                             // its name has it no more
     bool silent = false;                           // the prober got no answer
+    std::optional<ModuleLoad> modules;             // as the server has told
     int failures = 0;                              // in a row
     uint64_t last_picked = 0;                      // sequence number
   };

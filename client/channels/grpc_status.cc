@@ -9,6 +9,23 @@
 #include "proto/google/rpc/status.pb.h"
 
 namespace attnd {
+namespace {
+
+// A number of 0 and above in a trailer.
+std::optional<double> NumberIn(const grpc::ClientContext& finished_call, const char* key) {
+  const auto& trailers = finished_call.GetServerTrailingMetadata();
+  const auto it = trailers.find(key);
+  double number = 0;
+  if (it == trailers.end() ||
+      !absl::SimpleAtod(absl::string_view(it->second.data(), it->second.size()), &number) ||
+      !(number >= 0)) {
+    return std::nullopt;
+  }
+  return number;
+}
+
+}  // namespace
+
 absl::Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
   absl::Status out(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
@@ -33,15 +50,16 @@ Pushback PushbackOf(const grpc::ClientContext& finished_call) {
 }
 
 std::optional<absl::Duration> QueueOf(const grpc::ClientContext& finished_call) {
-  const auto& trailers = finished_call.GetServerTrailingMetadata();
-  auto it = trailers.find("attnd-queue-seconds");
-  double seconds = 0;
-  if (it == trailers.end() ||
-      !absl::SimpleAtod(absl::string_view(it->second.data(), it->second.size()), &seconds) ||
-      !(seconds >= 0)) {
-    return std::nullopt;
-  }
-  return absl::Seconds(seconds);
+  const std::optional<double> seconds = NumberIn(finished_call, "attnd-queue-seconds");
+  if (!seconds.has_value()) return std::nullopt;
+  return absl::Seconds(*seconds);
+}
+
+std::optional<ModuleLoad> ModuleLoadOf(const grpc::ClientContext& finished_call) {
+  const std::optional<double> seconds = NumberIn(finished_call, "attnd-module-queue-seconds");
+  const std::optional<double> memory = NumberIn(finished_call, "attnd-module-memory");
+  if (!seconds.has_value() || !memory.has_value()) return std::nullopt;
+  return ModuleLoad{*seconds, *memory};
 }
 
 }  // namespace attnd

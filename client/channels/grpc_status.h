@@ -27,4 +27,13 @@ Pushback PushbackOf(const grpc::ClientContext& finished_call);
 // that can be a queue.
 std::optional<absl::Duration> QueueOf(const grpc::ClientContext& finished_call);
 
+// The load by modules that the server tells of in trailers of their calls:
+// attnd-module-queue-seconds, the work of those under way; attnd-module-memory, the part that is
+// used of what this caller's may take.
+struct ModuleLoad {
+  double queue_seconds = 0;
+  double memory = 0;  // 0..1
+};
+std::optional<ModuleLoad> ModuleLoadOf(const grpc::ClientContext& finished_call);
+
 }  // namespace attnd

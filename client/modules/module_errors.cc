@@ -1,8 +1,11 @@
 #include "client/modules/module_errors.h"
 
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "absl/random/random.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -22,6 +25,17 @@ bool HasReason(const absl::Status& status, std::initializer_list<absl::string_vi
   return false;
 }
 
+absl::Status Failure(absl::string_view reason, absl::string_view message,
+                     std::initializer_list<std::pair<absl::string_view, std::string>> metadata) {
+  google::rpc::ErrorInfo info;
+  info.set_reason(std::string(reason));
+  info.set_domain("attnd");
+  for (const auto& [key, value] : metadata) (*info.mutable_metadata())[std::string(key)] = value;
+  absl::Status status = absl::FailedPreconditionError(message);
+  status.SetPayload(kErrorInfoUrl, absl::Cord(info.SerializeAsString()));
+  return status;
+}
+
 }  // namespace
 
 bool IsModuleLost(const absl::Status& status) {
@@ -31,6 +45,28 @@ bool IsModuleLost(const absl::Status& status) {
 bool AreActivationsLost(const absl::Status& status) {
   return HasReason(status, {"LEASE_LOST", "LEASE_MISMATCH", "LEASE_NOT_OWNED"});
 }
+
+bool IsStateLost(const absl::Status& status) { return HasReason(status, {"STATE_LOST"}); }
+
+// A count, and random bits that tell owners apart who count the same.
+uint64_t OwnerAfter(uint64_t epoch) {
+  constexpr int kRandomBits = 20;
+  const uint64_t random = absl::Uniform<uint64_t>(absl::BitGen(), 0, uint64_t{1} << kRandomBits);
+  return ((epoch >> kRandomBits) + 1) << kRandomBits | random;
+}
+
+std::optional<uint64_t> LaterOwner(const absl::Status& status) {
+  if (!HasReason(status, {"MODULE_TAKEN"})) return std::nullopt;
+  const ErrorDetail detail = *DetailOf(status);
+  const auto found = detail.metadata.find("epoch");
+  uint64_t epoch = 0;
+  if (found == detail.metadata.end() || !absl::SimpleAtoi(found->second, &epoch)) {
+    return std::nullopt;
+  }
+  return epoch;
+}
+
+bool IsOfOtherServer(const absl::Status& status) { return HasReason(status, {"WRONG_REPLICA"}); }
 
 bool IsDraining(const absl::Status& status) { return HasReason(status, {"DRAINING"}); }
 
@@ -70,19 +106,23 @@ bool IsStepDone(const absl::Status& status, uint64_t sequence) {
   return expected != detail.metadata.end() && expected->second == absl::StrCat(sequence + 1);
 }
 
+absl::Status NotSticky(absl::string_view name) {
+  return Failure(
+      "NOT_STICKY",
+      absl::StrCat("replay_mib: calls of the module ", name,
+                   " reach several daemons behind one address, and none are kept to make "
+                   "it anew: let the balancer keep calls of one attnd-module metadata at "
+                   "one daemon, or give replay_mib above 0"),
+      {{"name", std::string(name)}});
+}
+
 absl::Status StateLost(uint64_t found, uint64_t wanted) {
-  absl::Status status = absl::FailedPreconditionError(
-      absl::StrCat("the server restarted with the module's state of sequence ", found,
-                   ", and the calls from "
-                   "there to ",
-                   wanted, " are no longer kept here: load a checkpoint of your own"));
-  google::rpc::ErrorInfo info;
-  info.set_reason("STATE_LOST");
-  info.set_domain("attnd");
-  (*info.mutable_metadata())["sequence"] = absl::StrCat(found);
-  (*info.mutable_metadata())["expected"] = absl::StrCat(wanted);
-  status.SetPayload(kErrorInfoUrl, absl::Cord(info.SerializeAsString()));
-  return status;
+  return Failure(
+      "STATE_LOST",
+      absl::StrCat(
+          "the server has the module's state of sequence ", found, ", and the calls from there to ",
+          wanted, " are no longer kept here: load a checkpoint of your own, from which it goes on"),
+      {{"sequence", absl::StrCat(found)}, {"expected", absl::StrCat(wanted)}});
 }
 
 }  // namespace attnd

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 
 namespace attnd {
 
@@ -12,6 +14,15 @@ bool IsModuleLost(const absl::Status& status);
 
 // The activations that a Backward named are gone, or of weights that have changed.
 bool AreActivationsLost(const absl::Status& status);
+
+// An owner epoch above `epoch`; no two owners have the same.
+uint64_t OwnerAfter(uint64_t epoch);
+
+// The module's later owner, where the registration of an earlier one is refused.
+std::optional<uint64_t> LaterOwner(const absl::Status& status);
+
+// The token is of another server, which answers at the same address.
+bool IsOfOtherServer(const absl::Status& status);
 
 // The server ends, and takes no new work: the module can be taken elsewhere.
 bool IsDraining(const absl::Status& status);
@@ -30,6 +41,11 @@ bool IsGradientBehind(const absl::Status& status);
 
 // The call that ends `sequence` has been done: its reply was lost, and the server with it.
 bool IsStepDone(const absl::Status& status, uint64_t sequence);
+
+// FAILED_PRECONDITION NOT_STICKY: `name`'s calls reach several servers behind one address.
+absl::Status NotSticky(absl::string_view name);
+
+bool IsStateLost(const absl::Status& status);
 
 // FAILED_PRECONDITION STATE_LOST: the server has the state of `found`, and the log does not reach
 // from there to `wanted`.

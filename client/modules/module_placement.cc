@@ -1,8 +1,10 @@
 #include "client/modules/module_placement.h"
 
 #include <algorithm>
-#include <cstdint>
+#include <cmath>
+#include <optional>
 #include <string>
+#include <tuple>
 
 #include "absl/random/random.h"
 #include "client/call/unary_call.h"
@@ -11,35 +13,53 @@ namespace attnd {
 namespace {
 
 constexpr absl::Duration kPlacementTimeout = absl::Seconds(2);
+constexpr size_t kChoices = 2;  // of a module that leaves its server
+// Queues that differ by less are the same: they change with each call.
+constexpr double kQueueSeconds = 0.25;
 
 struct Candidate {
   int address;
-  uint64_t bytes;  // of the caller's modules
+  std::tuple<double, double> load;  // less is better
 };
+
+// An older server tells nothing.
+Candidate CandidateOf(const ClientCore& core, int address) {
+  const ModuleLoad load = core.connections.modules_of(address).value_or(ModuleLoad());
+  return {address, {std::floor(load.queue_seconds / kQueueSeconds), load.memory}};
+}
 
 }  // namespace
 
-absl::StatusOr<int> PlaceModule(const ClientCore& core, const v1::RegisterModuleRequest& request,
-                                int except, absl::Time deadline, const CallOptions& options) {
+absl::StatusOr<Placement> PlaceModule(const ClientCore& core,
+                                      const v1::RegisterModuleRequest& request, int leaves,
+                                      absl::Time deadline, const CallOptions& options) {
   std::vector<int> addresses = core.connections.usable_addresses();
-  std::erase(addresses, except);
-  if (addresses.size() == 1) return addresses.front();
+  std::erase(addresses, leaves);
+  if (addresses.size() == 1 && leaves < 0) return Placement{addresses.front()};
   const absl::Time until = std::min(deadline, core.clock.Now() + kPlacementTimeout);
   const auto lists = CallEach(core, addresses, "/attnd.v1.Modules/ListModules", "", until, options);
+  std::optional<Placement> there;
   std::vector<Candidate> candidates;
   for (size_t n = 0; n < addresses.size(); ++n) {
     v1::ListModulesResponse list;
     if (!lists[n].ok() || !list.ParseFromString(*lists[n])) continue;
-    Candidate& one = candidates.emplace_back(Candidate{addresses[n], 0});
+    candidates.push_back(CandidateOf(core, addresses[n]));
     for (const v1::ModuleStatus& module : list.module()) {
-      if (module.name() == request.name()) return one.address;
-      one.bytes += module.hbm_bytes() + module.host_bytes();
+      const bool is_later = !there.has_value() || module.owner_epoch() > there->owner_epoch;
+      if (module.name() == request.name() && is_later) {
+        there = Placement{addresses[n], module.owner_epoch()};
+      }
     }
   }
+  if (there.has_value()) return *there;
   absl::BitGen random;
   std::shuffle(candidates.begin(), candidates.end(), random);
-  std::stable_sort(candidates.begin(), candidates.end(),
-                   [](const Candidate& x, const Candidate& y) { return x.bytes < y.bytes; });
+  const auto choices =
+      candidates.begin() + static_cast<ptrdiff_t>(std::min(
+                               leaves < 0 ? candidates.size() : kChoices, candidates.size()));
+  const auto by_load = [](const Candidate& x, const Candidate& y) { return x.load < y.load; };
+  std::stable_sort(candidates.begin(), choices, by_load);
+  std::stable_sort(choices, candidates.end(), by_load);
   addresses.clear();
   for (const Candidate& one : candidates) addresses.push_back(one.address);
   v1::RegisterModuleRequest dry = request;
@@ -51,7 +71,7 @@ absl::StatusOr<int> PlaceModule(const ClientCore& core, const v1::RegisterModule
     if (!plans[n].ok()) why = plans[n].status();
   }
   for (size_t n = 0; n < plans.size(); ++n) {
-    if (plans[n].ok()) return addresses[n];
+    if (plans[n].ok()) return Placement{addresses[n]};
   }
   return why;
 }

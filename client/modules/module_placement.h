@@ -1,12 +1,14 @@
 // PlaceModule: the address at which a module is registered, of a client that has several.
 //
-//     ListModules of each → one has the name: that one
-//                         → Register(dry_run) of each → of those where it fits, the one where this
-//                           caller's modules take the fewest bytes; of equals any
+//     ListModules of each → some have the name: the one whose owner is the latest
+//                         → Register(dry_run) of each → of those where it fits, the one whose
+//                           modules have the least to do, then the most memory; of equals any
 //
-// Any thread.
+// One that leaves its server has others that do so too, and looks at two of them alone, at random:
+// the least loaded would get all. Any thread.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -17,9 +19,15 @@
 
 namespace attnd {
 
-// `except`: an address that is not asked; −1: none. Errors: UNAVAILABLE, where nobody answers in
-// time; of a module that fits nowhere, what one of the servers says.
-absl::StatusOr<int> PlaceModule(const ClientCore& core, const v1::RegisterModuleRequest& request,
-                                int except, absl::Time deadline, const CallOptions& options);
+struct Placement {
+  int address = 0;
+  uint64_t owner_epoch = 0;  // of the module that is there; 0: none, or nobody was asked
+};
+
+// `leaves`: the address that it leaves, which is not asked; −1: none. Errors: UNAVAILABLE, where
+// nobody answers in time; of a module that fits nowhere, what one of the servers says.
+absl::StatusOr<Placement> PlaceModule(const ClientCore& core,
+                                      const v1::RegisterModuleRequest& request, int leaves,
+                                      absl::Time deadline, const CallOptions& options);
 
 }  // namespace attnd

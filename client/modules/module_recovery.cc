@@ -12,24 +12,138 @@
 #include "client/modules/remote_module.h"
 
 namespace attnd {
+namespace {
+
+// Sequence 0, without gradients.
+bool IsNew(const v1::ModuleStatus& found) {
+  return found.sequence() == 0 && found.micro_batches().empty();
+}
+
+}  // namespace
 
 absl::Status RemoteModule::Recover(uint64_t life, absl::Time deadline, const CallOptions& options) {
-  v1::RegisterModuleResponse reply;
   absl::MutexLock lock(&mutex_);
   if (life_ != life) return absl::OkStatus();  // another thread has
+  is_behind_ = true;
   // The server is starting, or ends once more: asked again until the deadline.
   while (true) {
     ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
-    absl::Status status = rpcs().Register(request_, reply, one);
+    absl::StatusOr<v1::RegisterModuleResponse> reply = RegisterAgain(one);
+    absl::Status status = reply.status();
     if (status.ok()) {
-      token_ = reply.token();
+      token_ = reply->token();
+      history_ = reply->status().history_epoch();
       ++life_;
-      status = Replay(reply.status(), deadline, options);
+      status = Replay(reply->status(), deadline, options);
     }
+    if (IsStateLost(status) && HasSnapshot()) status = Restore(deadline, options);
+    if (IsStateLost(status)) lost_ = status;
+    if (status.ok()) is_behind_ = false;
     const bool again = absl::IsUnavailable(status) || IsModuleLost(status) || IsOverQuota(status);
     if (!again || core_.clock.Now() >= deadline) return status;
     RETURN_IF_ERROR(WaitFor(core_.options.retry.initial_backoff, options));
   }
+}
+
+absl::StatusOr<v1::RegisterModuleResponse> RemoteModule::RegisterAgain(ModuleTry& attempt) {
+  v1::RegisterModuleResponse reply;
+  RETURN_IF_ERROR(rpcs().Register(Request(), reply, attempt));
+  const v1::ModuleStatus& found = reply.status();
+  if (found.history_epoch() == history_ || IsNew(found) || ranks_ > 1) return reply;
+  if (!CanReplayFrom(0)) return StateLost(found.sequence(), sequence_);
+  return RegisterAnew(rpcs(), attempt);
+}
+
+absl::StatusOr<v1::RegisterModuleResponse> RemoteModule::RegisterAnew(const ModuleRpcs& at,
+                                                                      ModuleTry& attempt) {
+  v1::RegisterModuleResponse reply;
+  RETURN_IF_ERROR(at.Register(Request(), reply, attempt));
+  if (IsNew(reply.status()) && reply.status().history_epoch() == epoch_) return reply;
+  RETURN_IF_ERROR(at.Release(reply.token(), attempt));
+  RETURN_IF_ERROR(at.Register(Request(), reply, attempt));
+  return reply;
+}
+
+absl::Status RemoteModule::BeginAnew(const CallOptions& options) {
+  ASSIGN_OR_RETURN(const absl::Time deadline, Deadline(options));
+  ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
+  absl::MutexLock lock(&mutex_);
+  v1::RegisterModuleResponse reply;
+  if (ranks_ == 1) {
+    epoch_ = OwnerAfter(epoch_);
+    ASSIGN_OR_RETURN(reply, RegisterAnew(rpcs(), one));
+  } else {  // which has one owner epoch
+    RETURN_IF_ERROR(rpcs().Register(Request(), reply, one));
+  }
+  Registered(reply);
+  absl::MutexLock log_lock(&log_mutex_);
+  micro_batches_ = 0;  // of this rank; others may have called
+  return absl::OkStatus();
+}
+
+void RemoteModule::KeepSnapshots(uint64_t every) {
+  absl::MutexLock lock(&log_mutex_);
+  snapshot_every_ = every;
+}
+
+bool RemoteModule::CanReplayFrom(uint64_t sequence) const {
+  absl::MutexLock lock(&log_mutex_);
+  return log_.CanReplayFrom(sequence);
+}
+
+bool RemoteModule::HasSnapshot() const {
+  absl::MutexLock lock(&log_mutex_);
+  return snapshot_ != nullptr && log_.CanReplayFrom(snapshot_sequence_);
+}
+
+// A server that cannot give it now is asked after the next change.
+void RemoteModule::TakeSnapshot(const CallOptions& options) {
+  absl::ReaderMutexLock lock(&mutex_);
+  {
+    absl::MutexLock log_lock(&log_mutex_);
+    const bool is_due = snapshot_ == nullptr || sequence_ - snapshot_sequence_ >= snapshot_every_ ||
+                        !log_.CanReplayFrom(snapshot_sequence_);
+    if (snapshot_every_ == 0 || !is_due) return;
+  }
+  const absl::StatusOr<absl::Time> deadline = Deadline(options);
+  if (!deadline.ok()) return;
+  absl::StatusOr<std::shared_ptr<const SentPut>> state = StateOf(sequence_, *deadline, options);
+  if (!state.ok()) return;
+  absl::MutexLock log_lock(&log_mutex_);
+  snapshot_ = *std::move(state);
+  snapshot_sequence_ = sequence_;
+  log_.ForgetBefore(sequence_);
+}
+
+absl::Status RemoteModule::Restore(absl::Time deadline, const CallOptions& options) {
+  ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
+  std::shared_ptr<const SentPut> snapshot;
+  std::vector<RedoLog::Entry> entries;
+  {
+    absl::MutexLock log_lock(&log_mutex_);
+    snapshot = snapshot_;
+    entries = log_.From(snapshot_sequence_);
+  }
+  epoch_ = OwnerAfter(epoch_);  // sequences count from here on
+  ASSIGN_OR_RETURN(const v1::RegisterModuleResponse reply, RegisterAnew(rpcs(), one));
+  token_ = reply.token();
+  history_ = reply.status().history_epoch();
+  ++life_;
+  {
+    absl::MutexLock log_lock(&log_mutex_);
+    unused_.clear();
+    sequence_ = sequence_ - snapshot_sequence_ + 1;
+    log_.Begin(0);
+    log_.End(snapshot);
+    for (RedoLog::Entry& entry : entries) {
+      entry.sequence = entry.sequence - snapshot_sequence_ + 1;
+      for (SentBackward& kept : entry.backwards) log_.Add(kept);
+      for (StateChange& change : entry.end) log_.End(change);
+    }
+    snapshot_sequence_ = 1;
+  }
+  RETURN_IF_ERROR(ReplayEnd(0, 0, snapshot, one));
+  return ReplayEntries(entries, deadline, options);
 }
 
 absl::Status RemoteModule::Replay(const v1::ModuleStatus& found, absl::Time deadline,
@@ -46,6 +160,11 @@ absl::Status RemoteModule::Replay(const v1::ModuleStatus& found, absl::Time dead
     }
     entries = log_.From(found.sequence());
   }
+  return ReplayEntries(entries, deadline, options);
+}
+
+absl::Status RemoteModule::ReplayEntries(const std::vector<RedoLog::Entry>& entries,
+                                         absl::Time deadline, const CallOptions& options) {
   for (const RedoLog::Entry& entry : entries) {
     for (const SentBackward& kept : entry.backwards) {
       ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
@@ -104,8 +223,8 @@ bool RemoteModule::Move(uint64_t life, absl::Time deadline, const CallOptions& o
   if (core_.connections.address_count() == 1 || ranks_ > 1) return false;
   absl::StatusOr<ModuleContents> contents = Contents(deadline, options);
   if (!contents.ok()) return false;
-  const absl::StatusOr<int> address = PlaceModule(core_, request_, address_, deadline, options);
-  return address.ok() && MoveTo(*address, *contents, deadline, options).ok();
+  const absl::StatusOr<Placement> place = PlaceModule(core_, request_, address_, deadline, options);
+  return place.ok() && MoveTo(*place, *contents, deadline, options).ok();
 }
 
 bool RemoteModule::FailOver(uint64_t life, absl::Time deadline, const CallOptions& options) {
@@ -113,20 +232,19 @@ bool RemoteModule::FailOver(uint64_t life, absl::Time deadline, const CallOption
     absl::MutexLock lock(&mutex_);
     if (life_ != life) return true;  // another thread has
     if (core_.connections.address_count() == 1 || ranks_ > 1) return false;
-    {
-      absl::MutexLock log_lock(&log_mutex_);
-      if (!log_.CanReplayFrom(0)) return false;
-    }
-    const absl::StatusOr<int> address = PlaceModule(core_, request_, address_, deadline, options);
-    if (!address.ok()) return false;
-    address_ = *address;
+    if (!CanReplayFrom(0) && !HasSnapshot()) return false;
+    const absl::StatusOr<Placement> place =
+        PlaceModule(core_, request_, address_, deadline, options);
+    if (!place.ok()) return false;
+    address_ = place->address;
+    // The copy that is left stays with the epoch before. A later owner refuses this one.
+    if (place->owner_epoch <= epoch_) epoch_ = OwnerAfter(epoch_);
   }
   return Recover(life, deadline, options).ok();
 }
 
 absl::StatusOr<RemoteModule::ModuleContents> RemoteModule::Contents(
     absl::Time deadline, const CallOptions& options) const {
-  ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
   ModuleContents contents;
   {
     absl::MutexLock log_lock(&log_mutex_);
@@ -135,25 +253,31 @@ absl::StatusOr<RemoteModule::ModuleContents> RemoteModule::Contents(
       contents.gradients = std::move(entry.backwards);
     }
   }
+  ASSIGN_OR_RETURN(contents.state, StateOf(sequence_, deadline, options));
+  return contents;
+}
+
+absl::StatusOr<std::shared_ptr<const SentPut>> RemoteModule::StateOf(
+    uint64_t sequence, absl::Time deadline, const CallOptions& options) const {
+  ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
   v1::GetModuleRequest request;
   request.set_token(token_);
   v1::GetModuleResponse found;
   RETURN_IF_ERROR(rpcs().GetModule(request, found, one));
   if (!found.status().weights_complete()) return absl::FailedPreconditionError("no weights");
   auto state = std::make_shared<SentPut>();
-  ASSIGN_OR_RETURN(state->tensors, FetchTensors(rpcs(), token_, sequence_, one));
+  ASSIGN_OR_RETURN(state->tensors, FetchTensors(rpcs(), token_, sequence, one));
   state->commit.set_complete(true);
   state->commit.set_optimizer_step(found.status().optimizer_step());
-  contents.state = std::move(state);
-  return contents;
+  return state;
 }
 
-absl::Status RemoteModule::MoveTo(int address, const ModuleContents& contents, absl::Time deadline,
-                                  const CallOptions& options) {
-  const ModuleRpcs there(core_, address);
+absl::Status RemoteModule::MoveTo(const Placement& place, const ModuleContents& contents,
+                                  absl::Time deadline, const CallOptions& options) {
+  const ModuleRpcs there(core_, place.address, request_.name());
   ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
-  v1::RegisterModuleResponse made;
-  RETURN_IF_ERROR(there.Register(request_, made, one));
+  if (place.owner_epoch <= epoch_) epoch_ = OwnerAfter(epoch_);
+  ASSIGN_OR_RETURN(const v1::RegisterModuleResponse made, RegisterAnew(there, one));
   v1::PutTensorsHeader header;
   header.set_token(made.token());
   header.set_sequence(made.status().sequence());
@@ -164,14 +288,17 @@ absl::Status RemoteModule::MoveTo(int address, const ModuleContents& contents, a
     RETURN_IF_ERROR(ReplayBackward(there, made.token(), status.sequence(), kept, one));
   }
   rpcs().Release(token_, one).IgnoreError();  // that server waits for it
-  address_ = address;
+  address_ = place.address;
   token_ = made.token();
+  history_ = made.status().history_epoch();
   ++life_;
   sequence_ = status.sequence();
   absl::MutexLock log_lock(&log_mutex_);
   unused_.clear();
   log_.Begin(made.status().sequence());
   log_.End(contents.state);
+  if (snapshot_every_ > 0) snapshot_ = contents.state;
+  snapshot_sequence_ = status.sequence();
   for (const SentBackward& kept : contents.gradients) log_.Add(kept);
   log_.ForgetBefore(status.durable_sequence());
   return absl::OkStatus();

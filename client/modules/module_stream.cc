@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <utility>
 
@@ -151,6 +152,9 @@ absl::Status RunStream(const ClientCore& core, int address, const std::string& m
   connection->Leave(&context);
   core.connections.Release(*connection, bytes);
   pushback = PushbackOf(context);
+  if (std::optional<ModuleLoad> load = ModuleLoadOf(context)) {
+    core.connections.ReportModules(address, *load);
+  }
   absl::Status status = core.connections.NameProxy(stream.status());
   if (absl::IsCancelled(status) && connection->retired()) status = ServerIsSilent();
   if (absl::IsUnavailable(status)) {

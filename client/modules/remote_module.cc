@@ -12,7 +12,6 @@
 #include "client/channels/error_class.h"
 #include "client/channels/retry.h"
 #include "client/modules/module_errors.h"
-#include "client/modules/module_placement.h"
 #include "client/types/error_detail.h"
 
 namespace attnd {
@@ -22,6 +21,8 @@ namespace {
 constexpr int kMaxRecoveries = 8;
 constexpr size_t kMostUnused = 256;  // activations that were given up
 constexpr absl::Duration kReleaseTimeout = absl::Milliseconds(500);
+constexpr size_t kStickyProbes = 4;
+constexpr int kMaxOwners = 4;  // that register the name at the same time
 
 }  // namespace
 
@@ -30,7 +31,9 @@ RemoteModule::RemoteModule(const ClientCore& core, int address, v1::RegisterModu
     : core_(core),
       request_(std::move(request)),
       is_placed_(address < 0 && !request_.dry_run()),
+      has_log_(replay_bytes > 0),
       address_(std::max(address, 0)),
+      epoch_(request_.owner_epoch()),
       log_(replay_bytes) {}
 
 absl::StatusOr<absl::Time> RemoteModule::Deadline(const CallOptions& options) const {
@@ -59,10 +62,14 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
   absl::BitGen random;
   for (int attempts = 1, recoveries = 0;;) {
     uint64_t life;
+    bool is_behind;
     {
       absl::ReaderMutexLock lock(&mutex_);
+      if (recovers) RETURN_IF_ERROR(lost_);
       life = life_;
+      is_behind = recovers && is_behind_;
     }
+    if (is_behind) RETURN_IF_ERROR(Recover(life, deadline, options));
     ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
     absl::Status status = attempt(one);
     if (status.ok()) {
@@ -102,30 +109,76 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
 absl::StatusOr<v1::RegisterModuleResponse> RemoteModule::Register(const CallOptions& options) {
   v1::RegisterModuleResponse reply;
   ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
+  uint64_t before = 0;  // the owner
   if (is_placed_) {
-    absl::StatusOr<int> address = PlaceModule(core_, request_, -1, deadline, options);
-    if (!address.ok() && !absl::IsUnavailable(address.status())) return address.status();
+    absl::StatusOr<Placement> place = PlaceModule(core_, request_, -1, deadline, options);
+    if (!place.ok() && !absl::IsUnavailable(place.status())) return place.status();
     absl::MutexLock lock(&mutex_);
-    address_ = address.value_or(address_);
+    if (place.ok()) address_ = place->address;
+    if (place.ok()) before = place->owner_epoch;
   }
-  RETURN_IF_ERROR(Persist(
-      options, deadline,
-      [&](ModuleTry& attempt) {
-        absl::ReaderMutexLock lock(&mutex_);
-        return rpcs().Register(request_, reply, attempt);
-      },
-      false));
-  absl::MutexLock lock(&mutex_);
+  const bool is_owner = request_.owner_epoch() == 0 && !request_.dry_run();
+  for (int owners = 0;; ++owners) {
+    if (is_owner) {
+      absl::MutexLock lock(&mutex_);
+      epoch_ = OwnerAfter(before);
+    }
+    absl::Status status = Persist(
+        options, deadline,
+        [&](ModuleTry& attempt) {
+          absl::ReaderMutexLock lock(&mutex_);
+          return rpcs().Register(Request(), reply, attempt);
+        },
+        false);
+    const std::optional<uint64_t> later = LaterOwner(status);
+    if (status.ok()) break;
+    if (!is_owner || !later.has_value() || owners == kMaxOwners) return status;
+    before = *later;
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    Registered(reply);
+  }
+  if (!has_log_ && !request_.dry_run()) RETURN_IF_ERROR(CheckSticky(deadline, options));
+  return reply;
+}
+
+void RemoteModule::Registered(const v1::RegisterModuleResponse& reply) {
   token_ = reply.token();
   ++life_;
+  history_ = reply.status().history_epoch();
   sequence_ = reply.status().sequence();
   optimizer_step_ = reply.status().optimizer_step();
+  lost_ = absl::OkStatus();
+  is_behind_ = false;
   absl::MutexLock log_lock(&log_mutex_);
   log_.Begin(sequence_);
   micro_batches_ = 0;
   for (uint32_t end : reply.status().micro_batches())
     micro_batches_ = std::max(micro_batches_, end);
-  return reply;
+  unused_.clear();
+  snapshot_ = nullptr;
+}
+
+v1::RegisterModuleRequest RemoteModule::Request() const {
+  v1::RegisterModuleRequest request = request_;
+  request.set_owner_epoch(epoch_);
+  return request;
+}
+
+absl::Status RemoteModule::CheckSticky(absl::Time deadline, const CallOptions& options) {
+  absl::ReaderMutexLock lock(&mutex_);
+  v1::GetModuleRequest request;
+  request.set_token(token_);
+  for (const absl::StatusOr<std::string>& answer : CallOverEach(
+           core_, core_.connections.FirstOf(address_, kStickyProbes), "/attnd.v1.Modules/GetModule",
+           request.SerializeAsString(), deadline, options, {{"attnd-module", request_.name()}})) {
+    if (!IsOfOtherServer(answer.status())) continue;
+    ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
+    rpcs().Release(token_, one).IgnoreError();
+    return NotSticky(request_.name());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RemoteModule::Join(uint32_t rank, uint32_t ranks) {
@@ -145,6 +198,7 @@ absl::Status RemoteModule::Join(uint32_t rank, uint32_t ranks) {
 
 absl::Status RemoteModule::Follow(const CallOptions& options) {
   absl::MutexLock changing(&changing_);
+  if (IsLost()) return BeginAnew(options);
   ASSIGN_OR_RETURN(const v1::ModuleStatus found, GetStatus(options));
   absl::MutexLock lock(&mutex_);
   sequence_ = found.sequence();
@@ -283,6 +337,11 @@ absl::StatusOr<v1::StepResponse> RemoteModule::Step(v1::StepRequest request,
                                                     const CallOptions& options) {
   absl::MutexLock changing(&changing_);
   v1::StepResponse reply;
+  if (request.discard() && IsLost()) {  // with all gradients
+    absl::MutexLock log_lock(&log_mutex_);
+    micro_batches_ = 0;
+    return reply;
+  }
   absl::Status status = Persist(options, [&](ModuleTry& attempt) {
     absl::ReaderMutexLock lock(&mutex_);
     request.set_token(token_);
@@ -302,16 +361,20 @@ absl::StatusOr<v1::StepResponse> RemoteModule::Step(v1::StepRequest request,
   } else if (!status.ok()) {
     return status;
   }
-  absl::MutexLock lock(&mutex_);
-  request.clear_token();
-  optimizer_step_ = reply.optimizer_step();
-  Advance(std::move(request), reply.durable_sequence());
+  {
+    absl::MutexLock lock(&mutex_);
+    request.clear_token();
+    optimizer_step_ = reply.optimizer_step();
+    Advance(std::move(request), reply.durable_sequence());
+  }
+  TakeSnapshot(options);
   return reply;
 }
 
 absl::Status RemoteModule::Put(SentPut given, const CallOptions& options) {
   auto put = std::make_shared<const SentPut>(std::move(given));
   absl::MutexLock changing(&changing_);
+  if (put->commit.complete() && IsLost()) RETURN_IF_ERROR(BeginAnew(options));
   v1::PutTensorsResponse reply;
   absl::Status status = Persist(options, [&](ModuleTry& attempt) {
     absl::ReaderMutexLock lock(&mutex_);
@@ -325,9 +388,12 @@ absl::Status RemoteModule::Put(SentPut given, const CallOptions& options) {
   } else if (!status.ok()) {
     return status;
   }
-  absl::MutexLock lock(&mutex_);
-  optimizer_step_ = reply.status().optimizer_step();
-  Advance(std::move(put), reply.status().durable_sequence());
+  {
+    absl::MutexLock lock(&mutex_);
+    optimizer_step_ = reply.status().optimizer_step();
+    Advance(std::move(put), reply.status().durable_sequence());
+  }
+  TakeSnapshot(options);
   return absl::OkStatus();
 }
 
@@ -451,6 +517,11 @@ void RemoteModule::Drop(const Activations& activations) {
   ModuleTry one{
       .deadline = core_.clock.Now() + kReleaseTimeout, .options = options, .pushback = {}};
   rpcs().ReleaseActivations(activations.token, one).IgnoreError();
+}
+
+bool RemoteModule::IsLost() const {
+  absl::ReaderMutexLock lock(&mutex_);
+  return !lost_.ok();
 }
 
 uint64_t RemoteModule::sequence() const {

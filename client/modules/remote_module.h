@@ -6,13 +6,21 @@
 // Exactly once. A Backward or Step that is tried again names the same sequence and number; the
 // server knows those that it has done. MODULE_LOST, after a restart say: the module is registered
 // again by its name, and the calls that the server no longer knows of are replayed from the
-// RedoLog, which gives the same bits. Beyond the log: FAILED_PRECONDITION STATE_LOST. A server that
-// is gone or frozen is left in the same way, where the log reaches back to the registration and the
-// client has another address (PlaceModule says which). From a server that drains the module is
-// taken to another one, where its sequence begins anew.
+// RedoLog, which gives the same bits. With KeepSnapshots a copy of the state is kept here too, and
+// the log has to hold the calls since then alone. Beyond both: FAILED_PRECONDITION STATE_LOST,
+// until a Put of all weights begins anew. A server that is gone or frozen is left in the same way,
+// where log or snapshot reach and the client has another address (PlaceModule says which). From a
+// server that drains the module is taken to another one. There, and after a snapshot, its sequence
+// begins anew.
+//
+// One owner. Each RemoteModule registers with an owner epoch above that of the one before it, and
+// with a greater one wherever its sequence begins anew: copies of the name that count otherwise, on
+// a server that was frozen or kept its state, are known by their history epoch and ended. Where
+// another RemoteModule has registered the name since: FAILED_PRECONDITION MODULE_TAKEN.
 //
 // A group (Join): several RemoteModules, in as many processes, train one module. Rank r of n
-// numbers its micro-batches r, r + n, ..., and each rank calls the same Step: the server does it
+// registers with the owner epoch of rank 0, numbers its micro-batches r, r + n, ..., and each rank
+// calls the same Step: the server does it
 // when all micro-batches are there, once, and the others get its reply. A rank's log has its own
 // calls alone, so that a module whose sequence is lost is STATE_LOST, and it stays at its address.
 //
@@ -33,6 +41,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "client/modules/module_placement.h"
 #include "client/modules/module_rpcs.h"
 #include "client/modules/redo_log.h"
 #include "client/types/call_options.h"
@@ -65,8 +74,12 @@ class RemoteModule {
   RemoteModule(const ClientCore& core, int address, v1::RegisterModuleRequest request,
                int64_t replay_bytes);
 
-  // Once, before any other call. The answer's plan is all there is of a dry run.
+  // Once, before any other call. The answer's plan is all there is of a dry run. Without a log:
+  // FAILED_PRECONDITION NOT_STICKY where connections to the address reach different servers.
   absl::StatusOr<v1::RegisterModuleResponse> Register(const CallOptions& options);
+  // After every so many changes, and where the log no longer reaches back to the last one. Not of a
+  // group. 0: never.
+  void KeepSnapshots(uint64_t every);
 
   // From now on one of `ranks`, before any Backward of the sequence. INVALID_ARGUMENT.
   absl::Status Join(uint32_t rank, uint32_t ranks);
@@ -114,15 +127,36 @@ class RemoteModule {
                        bool recovers);
   absl::StatusOr<absl::Time> Deadline(const CallOptions& options) const;
   absl::Status WaitFor(absl::Duration delay, const CallOptions& options) const;
+  v1::RegisterModuleRequest Request() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Its connections reach one server; NOT_STICKY.
+  absl::Status CheckSticky(absl::Time deadline, const CallOptions& options);
+  // At `at`, where nothing of the name is kept: what is there is of other calls.
+  absl::StatusOr<v1::RegisterModuleResponse> RegisterAnew(const ModuleRpcs& at, ModuleTry& attempt)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Where its server has a state that the log can go on from.
+  absl::StatusOr<v1::RegisterModuleResponse> RegisterAgain(ModuleTry& attempt)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Registered(const v1::RegisterModuleResponse& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsLost() const;  // STATE_LOST
+  // After STATE_LOST: the sequence is the server's from here on.
+  absl::Status BeginAnew(const CallOptions& options);
+  bool CanReplayFrom(uint64_t sequence) const;
+  bool HasSnapshot() const;  // that the log can go on from
+  void TakeSnapshot(const CallOptions& options);
+  // Makes the module anew of the last snapshot and the calls since then.
+  absl::Status Restore(absl::Time deadline, const CallOptions& options)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Registers again and replays, unless another thread has done so since `life`.
   absl::Status Recover(uint64_t life, absl::Time deadline, const CallOptions& options);
   absl::Status Replay(const v1::ModuleStatus& found, absl::Time deadline,
                       const CallOptions& options) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ReplayEntries(const std::vector<RedoLog::Entry>& entries, absl::Time deadline,
+                             const CallOptions& options) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static absl::Status ReplayBackward(const ModuleRpcs& rpcs, const std::string& token,
                                      uint64_t sequence, const SentBackward& kept,
                                      ModuleTry& attempt);
   // Makes the module at another address of the client's of all that has been called, after its
-  // server has gone. False: the log does not reach back to its beginning, or there is no other.
+  // server has gone. False: neither log nor snapshot reach so far, or there is no other.
   bool FailOver(uint64_t life, absl::Time deadline, const CallOptions& options);
   // Takes the module, with the gradients so far, from a server that drains to another address of
   // the client's. False: it stays, and the call may be tried again later.
@@ -131,9 +165,13 @@ class RemoteModule {
     std::shared_ptr<const SentPut> state;
     std::vector<SentBackward> gradients;  // of the present sequence
   };
+  // Weights and moments of that sequence.
+  absl::StatusOr<std::shared_ptr<const SentPut>> StateOf(uint64_t sequence, absl::Time deadline,
+                                                         const CallOptions& options) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<ModuleContents> Contents(absl::Time deadline, const CallOptions& options) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  absl::Status MoveTo(int address, const ModuleContents& contents, absl::Time deadline,
+  absl::Status MoveTo(const Placement& place, const ModuleContents& contents, absl::Time deadline,
                       const CallOptions& options) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ReplayEnd(uint64_t sequence, size_t micro_batches, const StateChange& change,
                          ModuleTry& attempt) ABSL_SHARED_LOCKS_REQUIRED(mutex_);
@@ -156,11 +194,16 @@ class RemoteModule {
   const ClientCore& core_;
   const v1::RegisterModuleRequest request_;
   const bool is_placed_;
+  const bool has_log_;
   mutable absl::Mutex changing_;  // held by Step and Put for their whole time
   mutable absl::Mutex mutex_;     // shared by calls on the state, exclusive where it changes
   int address_ ABSL_GUARDED_BY(mutex_);
   std::string token_ ABSL_GUARDED_BY(mutex_);
-  uint64_t life_ ABSL_GUARDED_BY(mutex_) = 0;  // registrations so far
+  uint64_t epoch_ ABSL_GUARDED_BY(mutex_);  // as whose owner it registers
+  uint64_t history_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);       // STATE_LOST; OK: it is there
+  bool is_behind_ ABSL_GUARDED_BY(mutex_) = false;  // a recovery has begun and not ended
+  uint64_t life_ ABSL_GUARDED_BY(mutex_) = 0;       // registrations so far
   uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t optimizer_step_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t rank_ ABSL_GUARDED_BY(mutex_) = 0, ranks_ ABSL_GUARDED_BY(mutex_) = 1;
@@ -169,6 +212,9 @@ class RemoteModule {
   // Of the present sequence and life: token and bytes of x.
   std::vector<std::pair<std::string, size_t>> unused_ ABSL_GUARDED_BY(log_mutex_);
   RedoLog log_ ABSL_GUARDED_BY(log_mutex_);
+  uint64_t snapshot_every_ ABSL_GUARDED_BY(log_mutex_) = 0;
+  uint64_t snapshot_sequence_ ABSL_GUARDED_BY(log_mutex_) = 0;
+  std::shared_ptr<const SentPut> snapshot_ ABSL_GUARDED_BY(log_mutex_);  // null: none
 };
 
 }  // namespace attnd

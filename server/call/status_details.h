@@ -64,6 +64,7 @@ inline constexpr absl::string_view kModuleTooLarge = "MODULE_TOO_LARGE";
 inline constexpr absl::string_view kModuleUnsupported = "MODULE_UNSUPPORTED";
 inline constexpr absl::string_view kModuleQuota = "MODULE_QUOTA";
 inline constexpr absl::string_view kModuleExists = "MODULE_EXISTS";
+inline constexpr absl::string_view kModuleTaken = "MODULE_TAKEN";
 inline constexpr absl::string_view kModuleLost = "MODULE_LOST";
 inline constexpr absl::string_view kModuleNotOwned = "MODULE_NOT_OWNED";
 inline constexpr absl::string_view kWeightsIncomplete = "WEIGHTS_INCOMPLETE";

@@ -206,6 +206,13 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
     saved = std::move(loaded->change);
     if (saved.has_value()) deps_.metrics.Recovered(StateFound::kLoaded);
   }
+  if (saved.has_value()) {
+    if (record.owner_epoch == 0) record.owner_epoch = saved->owner_epoch;
+    if (record.owner_epoch < saved->owner_epoch) {
+      return ModuleTaken(record.name, saved->owner_epoch, record.owner_epoch);
+    }
+    record.history_epoch = saved->history_epoch;
+  }
   record.plan = EncodePlan(plan, deps_.engine.Name());
   record.devices = NamesOf(plan);
   return std::make_shared<RegisteredModule>(std::move(record), *std::move(instance),
@@ -230,6 +237,7 @@ absl::Status ModuleCalls::Register(ModuleCall& call) {
   ModuleRecord record;
   record.caller = call.caller;
   record.name = request.name();
+  record.owner_epoch = record.history_epoch = request.owner_epoch();
   record.limits = *limits;
   v1::RegisterModuleRequest same;  // what a second registration must repeat
   *same.mutable_layout() = EncodeModuleLayout(description->graph.layout());
@@ -252,15 +260,18 @@ absl::Status ModuleCalls::Register(ModuleCall& call) {
     for (std::string& device : NamesOf(plan)) status.add_device(std::move(device));
     return Reply(call.stream, response);
   }
-  const std::string digest = record.digest;
+  const ModuleTable::Registration wanted = {.caller = call.caller,
+                                            .name = request.name(),
+                                            .digest = record.digest,
+                                            .owner_epoch = request.owner_epoch(),
+                                            .ttl = ttl,
+                                            .wait = call.wait};
   ASSIGN_OR_RETURN(
-      const Module module,
-      deps_.table.Register(
-          call.caller, request.name(), digest, ttl, [&](uint64_t id) -> absl::StatusOr<Module> {
-            RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.staging.capacity()));
-            record.id = id;
-            return MakeModule(std::move(record), request.durability(), std::move(description));
-          }));
+      const Module module, deps_.table.Register(wanted, [&](uint64_t id) -> absl::StatusOr<Module> {
+        RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.staging.capacity()));
+        record.id = id;
+        return MakeModule(std::move(record), request.durability(), std::move(description));
+      }));
   response.set_token(deps_.table.TokenOf(*module));
   *response.mutable_status() = module->Status();
   *response.mutable_plan() = module->record().plan;

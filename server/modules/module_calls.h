@@ -65,6 +65,8 @@ class ModuleCalls {
   absl::Status Run(ModuleMethod method, ModuleCall& call);
   // From now on no new work: Register, Forward, Backward and PutTensors are DRAINING.
   void StartDraining() { draining_ = true; }
+  const ModuleMemory& memory() const { return deps_.table.memory(); }
+  int device_count() const { return static_cast<int>(deps_.devices.size()); }
   // When a call that computes on the device counts as stuck.
   absl::Time stuck_at(int device) const { return turns_[device].stuck_at(); }
 

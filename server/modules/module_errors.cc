@@ -44,6 +44,14 @@ absl::Status ModuleLost(absl::string_view cause) {
                  {{"cause", cause}});
 }
 
+absl::Status ModuleTaken(absl::string_view name, uint64_t owner_epoch, uint64_t got) {
+  return Failure(
+      StatusCode::kFailedPrecondition, reason::kModuleTaken,
+      absl::StrCat("owner_epoch: the module ", name, " has been registered since by owner epoch ",
+                   owner_epoch, ", got ", got, "; take another name, or register it anew"),
+      {{"name", name}, {"epoch", absl::StrCat(owner_epoch)}, {"got", absl::StrCat(got)}});
+}
+
 absl::Status SequenceMismatch(uint64_t expected, uint64_t got) {
   return Failure(StatusCode::kFailedPrecondition, reason::kSequenceMismatch,
                  absl::StrCat("sequence: expected ", expected, ", got ", got),

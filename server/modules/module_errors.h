@@ -8,9 +8,11 @@
 
 namespace attnd {
 
-// FAILED_PRECONDITION; `cause` is "released", "expired", "failed", "device_lost" or
+// FAILED_PRECONDITION; `cause` is "released", "expired", "failed", "device_lost", "taken" or
 // "unknown".
 absl::Status ModuleLost(absl::string_view cause);
+// A registration of owner `got`, where the module has a later one.
+absl::Status ModuleTaken(absl::string_view name, uint64_t owner_epoch, uint64_t got);
 absl::Status SequenceMismatch(uint64_t expected, uint64_t got);
 absl::Status StepConflict(uint64_t sequence);
 absl::Status StepOutOfOrder(uint64_t expected, uint64_t got);

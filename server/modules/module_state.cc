@@ -87,7 +87,9 @@ std::string HeaderOf(const ModuleInstance& instance, const std::string& module,
                                      {"sequence", absl::StrCat(change.sequence)},
                                      {"optimizer_step", absl::StrCat(instance.optimizer_step())},
                                      {"digest", absl::BytesToHexString(change.digest)},
-                                     {"reply", absl::BytesToHexString(change.reply)}});
+                                     {"reply", absl::BytesToHexString(change.reply)},
+                                     {"owner_epoch", absl::StrCat(change.owner_epoch)},
+                                     {"history_epoch", absl::StrCat(change.history_epoch)}});
 }
 
 // A string of a JSON object; null: it has none of that name.
@@ -124,6 +126,12 @@ absl::StatusOr<Json> CheckStateHeader(const std::string& path, const std::string
   return *metadata;
 }
 
+// Absent from states of earlier versions: 0.
+bool EpochIn(const Json& metadata, const char* key, uint64_t& epoch) {
+  const std::string* text = TextIn(metadata, key);
+  return text == nullptr || absl::SimpleAtoi(*text, &epoch);
+}
+
 absl::StatusOr<SavedChange> ChangeOf(const std::string& path, const Json& metadata,
                                      int64_t* optimizer_step) {
   const std::string* texts[4];
@@ -134,7 +142,9 @@ absl::StatusOr<SavedChange> ChangeOf(const std::string& path, const Json& metada
   }
   SavedChange change;
   if (!absl::SimpleAtoi(*texts[0], &change.sequence) ||
-      !absl::SimpleAtoi(*texts[1], optimizer_step)) {
+      !absl::SimpleAtoi(*texts[1], optimizer_step) ||
+      !EpochIn(metadata, "owner_epoch", change.owner_epoch) ||
+      !EpochIn(metadata, "history_epoch", change.history_epoch)) {
     return Ignored(path, "its numbers are none");
   }
   change.digest = absl::HexStringToBytes(*texts[2]);

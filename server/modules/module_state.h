@@ -33,6 +33,7 @@ namespace attnd {
 struct SavedChange {
   uint64_t sequence = 0;
   std::string digest, reply;  // of the change that made it
+  uint64_t owner_epoch = 0, history_epoch = 0;
 };
 
 struct StatePlace {

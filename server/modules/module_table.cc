@@ -42,35 +42,56 @@ ModuleTable::ModuleTable(const ModuleOptions& options, const TokenIssuer& issuer
       activation_tokens_(issuer),
       expires_(kReapEvery, [this] { Expire(); }) {}
 
-absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::Register(const std::string& caller,
-                                                                        const std::string& name,
-                                                                        const std::string& digest,
-                                                                        absl::Duration ttl,
+absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::Register(const Registration& wanted,
                                                                         const Make& make) {
   absl::MutexLock making(&making_);
+  std::shared_ptr<RegisteredModule> there;
   uint64_t id = 0;
   {
     absl::MutexLock lock(&mutex_);
-    auto found = by_name_.find({caller, name});
+    auto found = by_name_.find({wanted.caller, wanted.name});
     if (found != by_name_.end() && !found->second->CheckSequence(std::nullopt).ok()) {
       End(found->second, "failed");
       found = by_name_.end();
     }
     if (found != by_name_.end()) {
-      if (found->second->record().digest != digest) return Exists(name);
-      found->second->Touch(clock_.Now(), ttl);
-      return found->second;
-    }
-    if (static_cast<int64_t>(by_id_.size()) >= options_.max_modules) {
+      there = found->second;
+    } else if (static_cast<int64_t>(by_id_.size()) >= options_.max_modules) {
       return TooMany(options_.max_modules);
+    } else {
+      id = next_id_++;
     }
+  }
+  if (there != nullptr) return Take(there, wanted);
+  ASSIGN_OR_RETURN(std::shared_ptr<RegisteredModule> module, make(id));
+  module->Touch(clock_.Now(), wanted.ttl);
+  absl::MutexLock lock(&mutex_);
+  by_name_[{wanted.caller, wanted.name}] = by_id_[id] = module;
+  return module;
+}
+
+absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::Take(
+    const std::shared_ptr<RegisteredModule>& found, const Registration& wanted) {
+  const ModuleRecord& record = found->record();
+  const uint64_t epoch = wanted.owner_epoch == 0 ? record.owner_epoch : wanted.owner_epoch;
+  if (record.digest != wanted.digest) return Exists(wanted.name);
+  if (epoch < record.owner_epoch) return ModuleTaken(wanted.name, record.owner_epoch, epoch);
+  if (epoch == record.owner_epoch) {
+    found->Touch(clock_.Now(), wanted.ttl);
+    return found;
+  }
+  uint64_t id = 0;
+  {
+    absl::MutexLock lock(&mutex_);
     id = next_id_++;
   }
-  ASSIGN_OR_RETURN(std::shared_ptr<RegisteredModule> module, make(id));
-  module->Touch(clock_.Now(), ttl);
+  ASSIGN_OR_RETURN(std::shared_ptr<RegisteredModule> taken,
+                   found->TakeOver(id, epoch, wanted.wait));
+  taken->Touch(clock_.Now(), wanted.ttl);
   absl::MutexLock lock(&mutex_);
-  by_name_[{caller, name}] = by_id_[id] = module;
-  return module;
+  End(found, kTaken);
+  by_name_[{wanted.caller, wanted.name}] = by_id_[id] = taken;
+  return taken;
 }
 
 absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::Find(const std::string& token,

@@ -2,6 +2,7 @@
 //
 //   Register → lives ttl after each use ─┬─ Release           released
 //                                        ├─ ttl passed        expired
+//                                        ├─ a later owner     taken; it goes on under another token
 //                                        ├─ a change failed   failed
 //                                        └─ its device failed device_lost
 //
@@ -57,13 +58,18 @@ class ModuleTable {
   ModuleMemory& memory() { return memory_; }
   const Clock& clock() const { return clock_; }
 
-  // The module of `caller` and `name` if its digest is the same; else what `make(id)` makes.
-  // FAILED_PRECONDITION MODULE_EXISTS, RESOURCE_EXHAUSTED MODULE_QUOTA, or what `make` says.
+  struct Registration {
+    std::string caller, name, digest;
+    uint64_t owner_epoch = 0;  // 0: whoever has it
+    absl::Duration ttl;
+    CallWait wait;  // for a call that uses it, where another owner has it
+  };
+  // The module of that caller and name if its digest is the same; else what `make(id)` makes.
+  // FAILED_PRECONDITION MODULE_EXISTS or MODULE_TAKEN, RESOURCE_EXHAUSTED MODULE_QUOTA, or what
+  // `make` says.
   using Make = std::function<absl::StatusOr<std::shared_ptr<RegisteredModule>>(uint64_t id)>;
-  absl::StatusOr<std::shared_ptr<RegisteredModule>> Register(const std::string& caller,
-                                                             const std::string& name,
-                                                             const std::string& digest,
-                                                             absl::Duration ttl, const Make& make);
+  absl::StatusOr<std::shared_ptr<RegisteredModule>> Register(const Registration& wanted,
+                                                             const Make& make);
   absl::StatusOr<std::shared_ptr<RegisteredModule>> Find(const std::string& token,
                                                          const std::string& caller);
   // MODULE_LOST: the caller has none of that name.
@@ -101,6 +107,9 @@ class ModuleTable {
  private:
   using Key = std::pair<std::string, std::string>;  // caller, name
   std::vector<std::shared_ptr<RegisteredModule>> All() const;
+  // The module that is there, as `wanted` has it from now on.
+  absl::StatusOr<std::shared_ptr<RegisteredModule>> Take(
+      const std::shared_ptr<RegisteredModule>& found, const Registration& wanted);
   void End(std::shared_ptr<RegisteredModule> module, const std::string& cause)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

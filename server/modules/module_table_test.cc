@@ -24,9 +24,17 @@ class Modules : public ::testing::Test {
  protected:
   absl::StatusOr<std::shared_ptr<RegisteredModule>> Register(const std::string& caller,
                                                              const std::string& name,
-                                                             const std::string& digest) {
-    return table_.Register(caller, name, digest, absl::Seconds(10), [&](uint64_t id) {
+                                                             const std::string& digest,
+                                                             uint64_t owner_epoch = 0) {
+    const ModuleTable::Registration wanted = {.caller = caller,
+                                              .name = name,
+                                              .digest = digest,
+                                              .owner_epoch = owner_epoch,
+                                              .ttl = absl::Seconds(10),
+                                              .wait = Shortly()};
+    return table_.Register(wanted, [&](uint64_t id) {
       ModuleRecord record;
+      record.owner_epoch = record.history_epoch = owner_epoch;
       record.id = id;
       record.caller = caller;
       record.name = name;
@@ -110,6 +118,51 @@ TEST_F(Modules, OpensAModuleToItsOwnerAlone) {
   const ModuleTable restarted({}, {.replica = 1, .boot_epoch = 2}, clock_);
   EXPECT_EQ(ReasonOf(const_cast<ModuleTable&>(restarted).Find(token, "a").status()),
             reason::kEpochChanged);
+}
+
+TEST_F(Modules, GoesToALaterOwnerAndNeverBack) {
+  auto first = *Register("a", "m", "digest", 1);
+  const std::string token = table_.TokenOf(*first);
+  Change(*first, clock_.Now());
+  first->Take(1, Forever())->Added("micro-batch");
+  EXPECT_EQ(*Register("a", "m", "digest"), first);  // whoever has it
+  EXPECT_EQ(*Register("a", "m", "digest", 1), first);
+  EXPECT_EQ(ReasonOf(Register("a", "m", "other", 2).status()), reason::kModuleExists);
+
+  absl::Status waited;
+  std::thread waiting([&] { waited = first->TakeMicroBatch(1, 2, "2", Forever()).status(); });
+  while (first->waiting() < 1) std::this_thread::yield();
+  auto second = *Register("a", "m", "digest", 2);
+  waiting.join();
+  EXPECT_EQ(ReasonOf(waited), reason::kModuleLost);
+  EXPECT_EQ(ReasonOf(first->Take(std::nullopt, Forever()).status()), reason::kModuleLost);
+  EXPECT_EQ(table_.Find(token, "a").status().message(),
+            "token: this module is gone (taken); register it again");
+  const auto taken = Register("a", "m", "digest", 1).status();
+  EXPECT_EQ(ReasonOf(taken), reason::kModuleTaken);
+  EXPECT_NE(taken.message().find("m has been registered since by owner epoch 2, got 1"),
+            std::string::npos)
+      << taken;
+
+  EXPECT_EQ(*table_.Find(table_.TokenOf(*second), "a"), second);
+  const v1::ModuleStatus status = second->Status();
+  EXPECT_EQ(status.sequence(), 1);
+  EXPECT_EQ(status.micro_batches(1), 1);
+  EXPECT_TRUE(status.weights_complete());
+  EXPECT_EQ(status.owner_epoch(), 2);
+  EXPECT_EQ(status.history_epoch(), 1);
+  EXPECT_TRUE(second->Take(1, Forever()).ok());
+  EXPECT_EQ(table_.size(), 1);
+}
+
+TEST_F(Modules, GoesToALaterOwnerOnceTheCallThatHasItEnds) {
+  auto module = *Register("a", "m", "digest", 1);
+  {
+    auto hold = module->Take(std::nullopt, Forever());
+    EXPECT_EQ(Register("a", "m", "digest", 2).status().code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(*Register("a", "m", "digest", 1), module);
+  }
+  EXPECT_TRUE(Register("a", "m", "digest", 2).ok());
 }
 
 TEST_F(Modules, HasItsMemoryBackAfterReleaseAndExpiry) {

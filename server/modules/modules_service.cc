@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "proto/xds/data/orca/v3/orca_load_report.pb.h"
 #include "server/call/status_details.h"
 #include "server/rpc/server_context.h"
 #include "server/security/caller_label.h"
@@ -62,7 +63,9 @@ void ModulesService::Serve(ModuleMethod method, CallStream& stream, const std::s
   ModuleCall call{stream, caller,
                   CallWait{stream.stop(), std::min(latest, DeadlineOf(stream.context()))},
                   absl::ZeroDuration()};
+  load_.Began();
   const absl::Status status = deps_.calls.Run(method, call);
+  load_.Ended(call.compute);
   deps_.streams.metrics.callers().CallEnded(CallerLabel(caller, stream.context().peer()),
                                             {.ok = status.ok(),
                                              .received_bytes = stream.received_bytes(),
@@ -91,7 +94,25 @@ void ModulesService::Finish(ModuleMethod method, CallStream& stream, const std::
     }
   }
   AddPushback(status, stream.context());
+  if (!caller.empty()) AddLoad(stream, caller);
   stream.Finish(ToGrpcStatus(status));
+}
+
+// For attnd's clients in words, for proxies and gRPC's balancers as an ORCA load report, which gRPC
+// hides from a caller.
+void ModulesService::AddLoad(CallStream& stream, const std::string& caller) {
+  const double queue = absl::ToDoubleSeconds(load_.Queue()) / deps_.calls.device_count();
+  const ModuleMemory& memory = deps_.calls.memory();
+  const auto free = static_cast<double>(memory.FreeFor(caller).bytes);
+  const auto all = static_cast<double>(memory.capacity().bytes);
+  const double used = all > 0 ? std::clamp(1 - free / all, 0.0, 1.0) : 1;
+  xds::data::orca::v3::OrcaLoadReport report;
+  (*report.mutable_named_metrics())["attnd.module_queue_seconds"] = queue;
+  (*report.mutable_named_metrics())["attnd.module_free_bytes"] = free;
+  report.set_mem_utilization(used);
+  stream.context().AddTrailingMetadata("endpoint-load-metrics-bin", report.SerializeAsString());
+  stream.context().AddTrailingMetadata("attnd-module-queue-seconds", absl::StrCat(queue));
+  stream.context().AddTrailingMetadata("attnd-module-memory", absl::StrCat(used));
 }
 
 UnaryStream* ModulesService::StartUnary(ModuleMethod method, CallCost cost, Context* context,

@@ -15,6 +15,7 @@
 #include "server/metrics/module_metrics.h"
 #include "server/modules/call_stream.h"
 #include "server/modules/module_calls.h"
+#include "server/modules/module_load.h"
 #include "server/security/auth.h"
 
 namespace attnd {
@@ -70,7 +71,10 @@ class ModulesService final : public ModulesServiceBase {
   void Finish(ModuleMethod method, CallStream& stream, const std::string& caller,
               const absl::Status& status);
 
+  void AddLoad(CallStream& stream, const std::string& caller);
+
   const Deps deps_;
+  ModuleLoad load_;
   FairShares places_{kMaxModuleCalls};
   TaskQueue threads_;
 };

@@ -29,7 +29,7 @@ RegisteredModule::RegisteredModule(ModuleRecord record, std::unique_ptr<ModuleIn
                                    std::unique_ptr<ModuleState> state,
                                    std::optional<SavedChange> saved)
     : record_(std::move(record)),
-      memory_(std::move(memory)),
+      memory_(std::make_shared<const ModuleMemory::Reservation>(std::move(memory))),
       instance_(std::move(instance)),
       state_(std::move(state)),
       put_(instance_->description().table.entries().size(), saved.has_value()),
@@ -38,6 +38,36 @@ RegisteredModule::RegisteredModule(ModuleRecord record, std::unique_ptr<ModuleIn
   durable_sequence_ = saved->sequence;
   optimizer_step_ = instance_->optimizer_step();
   ledger_.Restore(saved->sequence, std::move(saved->digest), std::move(saved->reply));
+}
+
+RegisteredModule::RegisteredModule(ModuleRecord record, RegisteredModule& from)
+    : record_(std::move(record)),
+      memory_(from.memory_),
+      instance_(from.instance_),
+      state_(std::move(from.state_)),
+      ledger_(std::move(from.ledger_)),
+      durable_sequence_(from.durable_sequence_),
+      save_again_(from.save_again_),
+      put_(std::move(from.put_)),
+      missing_(from.missing_),
+      optimizer_step_(from.optimizer_step_),
+      forgotten_(std::move(from.forgotten_)),
+      ttl_(from.ttl_),
+      expires_(from.expires_),
+      used_at_(from.used_at_) {}
+
+absl::StatusOr<std::shared_ptr<RegisteredModule>> RegisteredModule::TakeOver(uint64_t id,
+                                                                             uint64_t owner_epoch,
+                                                                             const CallWait& wait) {
+  const StopWakes wakes(wait.stop, mutex_);
+  absl::MutexLock lock(&mutex_);
+  RETURN_IF_ERROR(AwaitFree(wait, [] { return true; }));
+  ModuleRecord record = record_;
+  record.id = id;
+  record.owner_epoch = owner_epoch;
+  lost_ = kTaken;
+  ForgetKept();
+  return std::shared_ptr<RegisteredModule>(new RegisteredModule(std::move(record), *this));
 }
 
 // What its caller has given up, or what failed, is not to be found again; what expired is not to
@@ -241,7 +271,8 @@ void RegisteredModule::Hold::Save(absl::Time now, bool at_once) {
     const bool is_due = changes > 0 ? behind >= changes : now >= module_->save_again_;
     if (!at_once && !is_due) return;
     change = {module_->ledger_.sequence(), module_->ledger_.last_digest(),
-              module_->ledger_.last_reply()};
+              module_->ledger_.last_reply(), module_->record_.owner_epoch,
+              module_->record_.history_epoch};
   }
   const absl::Time began = absl::Now();
   const bool saved = module_->state_->Save(*module_->instance_, change).ok();
@@ -318,7 +349,9 @@ v1::ModuleStatus RegisteredModule::Status() const {
   v1::ModuleStatus status;
   status.set_name(record_.name);
   status.set_layout_digest(record_.layout_digest);
-  SetBytes(plan(), memory_.bytes(), record_.plan.engine(), status);
+  SetBytes(plan(), memory_->bytes(), record_.plan.engine(), status);
+  status.set_owner_epoch(record_.owner_epoch);
+  status.set_history_epoch(record_.history_epoch);
   status.mutable_device()->Assign(record_.devices.begin(), record_.devices.end());
   absl::MutexLock lock(&mutex_);
   status.set_sequence(ledger_.sequence());

@@ -38,6 +38,7 @@ inline constexpr int kMaxEarlyMicroBatches = 12;  // of ranks that train one mod
 // Causes of MODULE_LOST.
 inline constexpr char kExpired[] = "expired";
 inline constexpr char kDeviceLost[] = "device_lost";
+inline constexpr char kTaken[] = "taken";  // by a later owner
 
 // Who asks, and for how long it waits.
 struct CallWait {
@@ -59,6 +60,7 @@ struct KeptForward {
 // What Register found out about a module; it does not change.
 struct ModuleRecord {
   uint64_t id = 0;
+  uint64_t owner_epoch = 0, history_epoch = 0;
   std::string caller, name;
   std::string digest;         // of layout, optimizer, limits and durability: the same registration
   std::string state_digest;   // of layout and optimizer
@@ -79,6 +81,11 @@ class RegisteredModule {
                    ModuleMemory::Reservation memory, std::unique_ptr<ModuleState> state = nullptr,
                    std::optional<SavedChange> saved = std::nullopt);
   ~RegisteredModule();
+
+  // Another owner's, of another id, with all that this one is; this one is lost then, with the
+  // calls that wait for it and its activations. Waits for the call that holds it.
+  absl::StatusOr<std::shared_ptr<RegisteredModule>> TakeOver(uint64_t id, uint64_t owner_epoch,
+                                                             const CallWait& wait);
 
   const ModuleRecord& record() const { return record_; }
   const ModuleDescription& description() const { return instance_->description(); }
@@ -167,10 +174,14 @@ class RegisteredModule {
   void DropForgotten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetKept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  RegisteredModule(ModuleRecord record, RegisteredModule& from)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(from.mutex_);
+
   const ModuleRecord record_;
-  const ModuleMemory::Reservation memory_;
-  const std::unique_ptr<ModuleInstance> instance_;  // used by the holder alone
-  const std::unique_ptr<ModuleState> state_;        // as instance_
+  // Shared with the owners before, whose calls may read the description yet.
+  const std::shared_ptr<const ModuleMemory::Reservation> memory_;
+  const std::shared_ptr<ModuleInstance> instance_;  // used by the holder alone
+  std::unique_ptr<ModuleState> state_;              // as instance_; gone with a later owner
 
   CallPace pace_;
 

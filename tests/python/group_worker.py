@@ -2,7 +2,10 @@
 
     torchrun ... group_worker.py ADDRESS FILE CASE
 """
+import os
+import signal
 import sys
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -99,6 +102,116 @@ def run_ddp(rank, ranks, group, each):
     return {"state": model.state_dict(), "norms": norms}
 
 
+def checkpoint(path, rank, **parts):
+    """Whole or not at all."""
+    states = {name: part.state_dict() for name, part in parts.items()}  # of all ranks
+    if rank == 0:
+        torch.save(states, path + ".part")
+        os.replace(path + ".part", path)
+
+
+def run_restarts(rank, ranks, group, path):
+    """From the last checkpoint on. In their first life rank 1 dies between its backward and the step."""
+    torch.manual_seed(5)
+    model = Model(0.0)
+    model.encoder.layers = attnd.torch.offload(model.encoder.layers, group=group, max_rows=2 * ROWS,
+                                               name="restarted" if group is not None else None)
+    trained = nn.parallel.DistributedDataParallel(model) if group is not None else model
+    optimizer = attnd.torch.optimizer(torch.optim.AdamW(trained.parameters(), lr=3e-3))
+    first = 0
+    if group is not None and os.path.exists(path + ".checkpoint"):
+        loaded = torch.load(path + ".checkpoint")
+        model.load_state_dict(loaded["model"])
+        optimizer.load_state_dict(loaded["optimizer"])
+        first = loaded["step"]["step"]
+    for step in range(first, STEPS):
+        optimizer.zero_grad()
+        for n in range(rank, 2, ranks):
+            (loss_of(trained, step * 2 + n) / (2 // ranks)).backward()
+        if group is not None and rank == 1 and step == 3 and int(os.environ["TORCHELASTIC_RESTART_COUNT"]) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        if group is not None:
+            checkpoint(path + ".checkpoint", rank, model=model, optimizer=optimizer, step=Steps(step + 1))
+    return {"state": model.state_dict(), "first": first}
+
+
+class Steps:
+    def __init__(self, step):
+        self.step = step
+
+    def state_dict(self):
+        return {"step": self.step}
+
+
+def run_fsdp(rank, ranks, group, _):
+    """FSDP of what is here: the same losses as with DistributedDataParallel. A stack that is not left out is refused."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    def losses(wrap):
+        torch.manual_seed(5)
+        model = Model(0.0)
+        model.encoder.layers = attnd.torch.offload(model.encoder.layers, group=group, max_rows=2 * ROWS)
+        trained = wrap(model, list(model.encoder.layers.parameters()))
+        optimizer = attnd.torch.optimizer(torch.optim.AdamW(trained.parameters(), lr=3e-3))
+        train(trained, optimizer, loss_of, 1, rank, ranks, steps=3)
+        with torch.no_grad():
+            return float(loss_of(trained, 100))
+
+    cpu = torch.device("cpu")
+    return {"ddp": losses(lambda model, _: nn.parallel.DistributedDataParallel(model)),
+            "fsdp2": losses(lambda model, remote: fully_shard(model, ignored_params=set(remote))),
+            "fsdp1": losses(lambda model, remote: FullyShardedDataParallel(
+                model, ignored_states=remote, use_orig_params=True, device_id=cpu)),
+            "refused": refused(lambda: losses(lambda model, _: fully_shard(model)))}
+
+
+def run_loops(rank, ranks, group, address):
+    """transformers' Trainer and Accelerate as they are, with layers here and on the daemon."""
+    import accelerate
+    import transformers
+
+    import attnd.transformers
+    torch.manual_seed(3)
+    examples = [{"input_ids": row, "labels": row.sum() % 2} for row in torch.randint(0, 50, (16, 12))]
+
+    def model_of(remote):
+        torch.manual_seed(4)
+        model = transformers.BertForSequenceClassification(transformers.BertConfig(
+            vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, num_labels=2,
+            hidden_dropout_prob=0, attention_probs_dropout_prob=0))
+        if not remote:
+            return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+        attnd.transformers.offload(model, address, group=group)
+        return model, attnd.torch.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
+
+    def run_trainer(remote):
+        model, optimizer = model_of(remote)
+        with tempfile.TemporaryDirectory() as folder:
+            options = transformers.TrainingArguments(
+                output_dir=folder, per_device_train_batch_size=4, max_steps=4, max_grad_norm=0.05, logging_steps=1,
+                report_to=[], use_cpu=True, seed=3, disable_tqdm=True, save_strategy="no", ddp_backend="gloo")
+            trainer = transformers.Trainer(model=model, args=options, train_dataset=examples, optimizers=(optimizer, None))
+            trainer.train()
+        return [[entry["loss"], entry["grad_norm"]] for entry in trainer.state.log_history if "loss" in entry]
+
+    def run_accelerate(remote):
+        accelerator = accelerate.Accelerator(cpu=True)
+        model, optimizer = model_of(remote)
+        model, optimizer, data = accelerator.prepare(model, optimizer, torch.utils.data.DataLoader(examples, batch_size=4))
+        found = []
+        for batch in data:
+            loss = model(**batch).loss
+            accelerator.backward(loss)
+            norm = accelerator.clip_grad_norm_(model.parameters(), 0.05)
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append([float(loss.detach()), float(norm)])
+        return found
+
+    return {name: [run(False), run(True)] for name, run in (("Trainer", run_trainer), ("Accelerate", run_accelerate))}
+
+
 def refused(do):
     try:
         do()
@@ -153,6 +266,9 @@ def main():
         found = run_stack(rank, ranks, group, each, 0.25 if name == "dropout" else 0.0)
     elif name == "ddp":
         found = run_ddp(rank, ranks, group, each)
+    elif name in ("restarts", "fsdp", "loops"):
+        run = {"restarts": run_restarts, "fsdp": run_fsdp, "loops": run_loops}[name]
+        found = run(rank, ranks, group, address if name == "loops" else path)
     else:
         found = {"refusals": run_refusals, "counts": run_counts}[name](rank, group)
     torch.save(found, f"{path}.{rank}")

@@ -4,9 +4,15 @@ import functools
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from conftest import ROOT
+from test_modules import small_layout
+
+import attnd
+from attnd.modules.module import Module, Registration
 
 torch = pytest.importorskip("torch")
 
@@ -14,14 +20,15 @@ WORKER = os.path.join(ROOT, "tests/python/group_worker.py")
 
 
 def environment():
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+    # Without the second, torchrun would give ranks that it starts again the addresses of those that have died.
+    return {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def run_ranks(daemon, tmp_path, ranks, case, each=1):
+def run_ranks(daemon, tmp_path, ranks, case, each=1, restarts=0):
     """What each rank wrote."""
     path = str(tmp_path / f"{case}{ranks}")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", WORKER,
-               daemon.address, path, case, str(each)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
+               f"--max-restarts={restarts}", WORKER, daemon.address, path, case, str(each)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-6000:]
     return [torch.load(f"{path}.{rank}") for rank in range(ranks)]
@@ -70,6 +77,85 @@ def test_ddp_takes_what_is_here_and_leaves_what_is_on_the_daemon(daemon, tmp_pat
     expected = alone(daemon.address, folder, "ddp", 2)
     for found in run_ranks(daemon, tmp_path, 2, "ddp"):
         check_same(found, expected)
+
+
+def test_a_rank_that_dies_is_started_again_and_all_go_on_from_the_checkpoint(daemon, tmp_path, folder):
+    """torchrun starts both; the module of the first lives is taken over."""
+    expected = alone(daemon.address, folder, "restarts", 2)["state"]
+    for found in run_ranks(daemon, tmp_path, 2, "restarts", restarts=1):
+        assert found["first"] == 3
+        check_same(found["state"], expected)
+
+
+@pytest.mark.rare("training loops of others")
+def test_fsdp_shards_what_is_here_and_is_told_to_leave_out_the_rest(daemon, tmp_path):
+    for found in run_ranks(daemon, tmp_path, 2, "fsdp"):
+        assert found["fsdp1"] == found["fsdp2"] == found["ddp"]
+        assert found["refused"].startswith("Unimplemented: FSDP: ") and "ignored_params" in found["refused"]
+
+
+@pytest.mark.rare("training loops of others")
+def test_trainer_and_accelerate_train_a_stack_of_all_ranks_unchanged(daemon, tmp_path):
+    pytest.importorskip("accelerate")
+    for found in run_ranks(daemon, tmp_path, 2, "loops"):
+        for here, there in found.values():
+            assert len(here) >= 2
+            torch.testing.assert_close(torch.tensor(there), torch.tensor(here), rtol=1e-4, atol=0)
+
+
+# Ranks as threads, without torch.distributed.
+
+@pytest.fixture
+def members(daemon):
+    """register(rank, ranks, like=None) → a rank of a module, of the group of `like`."""
+    clients, made = [], []
+
+    def register(rank, ranks, like=None):
+        clients.append(attnd.connect(daemon.address, timeout=2))
+        wanted = Registration(small_layout(), "members", attnd.AdamW(), (), 64, 64, "process", 600.0, 0,
+                              0 if like is None else like.owner_epoch)
+        module = Module(clients[-1], wanted, 0)
+        module._run("attnd_module_join", rank, ranks)
+        made.append(module)
+        return module
+    yield register
+    made[-1].release()
+    for client in clients:
+        client.close()
+
+
+def backward(module, number=0):
+    x = np.full((1, 4, 16), 1 + number, np.float32)
+    module.backward(x, module.forward(x, keep=True)[1])
+
+
+def test_a_rank_too_many_too_late_or_twice_is_told_so(members):
+    first = members(0, 2)
+    first.put({p.name: np.ones(p.shape, np.float32) for p in first.layout.parameters})
+    second = members(1, 2, like=first)
+    with pytest.raises(attnd.InvalidArgument, match="rank: expected one below ranks, .* got 2 of 2"):
+        second._run("attnd_module_join", 2, 2)
+    second._run("attnd_module_follow")
+
+    backward(first)
+    with pytest.raises(attnd.AttndError, match="micro_batches: expected 2, got 1; missing: 1") as error:
+        first.step(lr=0.1)  # the other one is late
+    assert error.value.reason == "GRADIENT_INCOMPLETE"
+
+    twice = members(0, 2, like=first)
+    twice._run("attnd_module_follow")
+    with pytest.raises(attnd.FailedPrecondition, match="micro_batch: another one of number 0 was added") as error:
+        backward(twice, 1)
+    assert error.value.reason == "MICRO_BATCH_CONFLICT"
+    backward(second)
+    with ThreadPoolExecutor(2) as ranks:
+        assert [one.sequence for one in ranks.map(lambda one: one.step(lr=0.1), [first, second])] == [2, 2]
+
+    again = members(0, 2)  # the group was started again; a rank of the one before is left over
+    with pytest.raises(attnd.FailedPrecondition, match=f"owner epoch {again.owner_epoch}, got {first.owner_epoch}"):
+        backward(second)
+    with pytest.raises(attnd.FailedPrecondition, match=f"owner epoch {again.owner_epoch}, got {first.owner_epoch}"):
+        members(1, 2, like=first)
 
 
 def test_ranks_that_disagree_are_told_who_and_what(daemon, tmp_path):

@@ -4,6 +4,7 @@ import re
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -70,6 +71,54 @@ def test_module_is_made_anew_elsewhere_when_its_daemon_is_gone(daemon, rng, how)
             one.stop()
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_module_goes_on_elsewhere_from_a_snapshot(daemon, rng, how):
+    """With the calls of at most two steps computed again."""
+    xs, dys, weights = data(rng, 7)
+    expected, _ = run(daemon.address, xs, dys, weights)
+    daemons, again = [Daemon(), Daemon()], []
+    try:
+        def end(module, step):
+            if step == 5:
+                home = home_of(daemons)
+                daemons.remove(home)
+                daemons.append(home)
+                home.process.send_signal(how)
+            if step == 6:
+                again.append(daemons[0].metric(r'attnd_module_calls_total\{[^}]*method="Backward"[^}]*\}'))
+        found, _ = run([one.address for one in daemons], xs, dys, weights, end, snapshot_every=2)
+        check_same(found, expected)
+        assert 3 <= again[0] <= 2 * 2 + 3, "two of step 5, one of step 6, and those before"
+    finally:
+        for one in daemons:
+            one.stop()
+
+
+def test_a_copy_that_was_left_behind_is_never_gone_on_from(daemon, rng):
+    """The module leaves a frozen daemon; that goes on, and the module comes back to it when the other one is killed. What
+    the first one has under its name counts other calls."""
+    xs, dys, weights = data(rng, 6)
+    expected, _ = run(daemon.address, xs, dys, weights)
+    daemons = [Daemon(), Daemon()]
+    try:
+        def end(module, step):
+            if step == 2:
+                first = home_of(daemons)
+                daemons.remove(first)
+                daemons.append(first)
+                first.pause()
+                module.forward(xs[0, 0])
+                first.process.send_signal(signal.SIGCONT)
+            if step == 4:
+                assert daemons[1].metric("attnd_modules") == 1
+                daemons[0].kill()
+        found, _ = run([one.address for one in daemons], xs, dys, weights, end, snapshot_every=1)
+        check_same(found, expected)
+    finally:
+        for one in daemons:
+            one.stop()
+
+
 def test_modules_are_spread_over_daemons_and_found_by_name(daemon):
     daemons = [Daemon(), Daemon(), Daemon()]
     clients = [attnd.connect([one.address for one in daemons]) for _ in range(6)]
@@ -80,6 +129,38 @@ def test_modules_are_spread_over_daemons_and_found_by_name(daemon):
         for n, client in enumerate(reversed(clients)):
             attnd.register(small_layout(), client, name=f"m{n}", max_rows=64)
         assert [one.metric("attnd_modules") for one in daemons] == [2, 2, 2], "those that were there"
+    finally:
+        for client in clients:
+            client.close()
+        for one in daemons:
+            one.stop()
+
+
+def test_modules_of_a_daemon_that_drains_are_spread_over_the_others(rng):
+    """40 on 4 daemons, then on 3; all that leave do so at the same time."""
+    daemons = [Daemon(*DRAIN) for _ in range(4)]
+    weights, x = data(rng, 1)[2], np.ones((1, 4, 16), np.float32)
+    clients = [attnd.connect([one.address for one in daemons], timeout=60) for _ in range(40)]
+
+    def counts(of):
+        found = [int(one.metric("attnd_modules")) for one in of]
+        print(found)
+        assert max(found) <= 1.3 * 40 / len(of), found
+        return found
+    try:
+        modules = [attnd.register(small_layout(), client, name=f"m{n}", max_rows=64) for n, client in enumerate(clients)]
+        for module in modules:
+            module.put(weights)
+        assert sum(counts(daemons)) == 40
+        daemons[0].process.send_signal(signal.SIGTERM)
+
+        def leave(module):
+            while daemons[0].process.poll() is None:
+                module.forward(x)
+                time.sleep(0.05)
+        with ThreadPoolExecutor(len(modules)) as threads:
+            list(threads.map(leave, modules))
+        assert sum(counts(daemons[1:])) == 40
     finally:
         for client in clients:
             client.close()

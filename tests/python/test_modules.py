@@ -193,9 +193,39 @@ def test_state_beyond_the_log_is_lost(own_daemon, rng):
         draw(module, rng)
         own_daemon.kill()
         own_daemon.start()
-        with pytest.raises(attnd.FailedPrecondition) as error:
-            module.forward(np.ones((1, 4, 16), np.float32))
-        assert error.value.reason == "STATE_LOST"
+        for _ in range(2):
+            with pytest.raises(attnd.FailedPrecondition) as error:
+                module.forward(np.ones((1, 4, 16), np.float32))
+            assert error.value.reason == "STATE_LOST"
+        draw(module, rng)  # a checkpoint: it goes on from there
+        module.forward(np.ones((1, 4, 16), np.float32))
+        assert module.sequence == 1
+
+
+def test_a_second_owner_takes_a_module_and_the_first_is_told_so(daemon, rng):
+    with attnd.connect(daemon.address) as one, attnd.connect(daemon.address) as other:
+        first = attnd.register(small_layout(), one, name="owned", optimizer=attnd.AdamW(), max_rows=64)
+        draw(first, rng)
+        second = attnd.register(small_layout(), other, name="owned", optimizer=attnd.AdamW(), max_rows=64)
+        assert second.owner_epoch > first.owner_epoch and second.sequence == 1
+        second.forward(np.ones((1, 4, 16), np.float32))
+        for _ in range(2):
+            with pytest.raises(attnd.FailedPrecondition, match=f"owned .* by owner epoch {second.owner_epoch}") as error:
+                first.forward(np.ones((1, 4, 16), np.float32))
+            assert error.value.reason == "MODULE_TAKEN"
+        second.release()
+
+
+def test_what_a_cycle_holds_is_freed_in_any_order(daemon, rng):
+    """As garbage collection does: first the client, or the module, then its activations."""
+    for first in ("handle", "_native"):
+        client = attnd.connect(daemon.address)
+        module = attnd.register(small_layout(), client, name="cycle", max_rows=64)
+        draw(module, rng)
+        kept = module.forward(np.ones((1, 4, 16), np.float32), keep=True)[1]
+        (module._native.handle if first == "handle" else module._native).__del__()
+        kept.__del__()
+        module._native.__del__()
 
 
 class CuttingProxy:

@@ -50,8 +50,9 @@ class Handle:
         return self._library
 
     def __del__(self) -> None:
-        if self.pointer and self.generation == _native.generation():
-            self._library.attnd_client_free(self.pointer)
+        pointer, self.pointer = self.pointer, None  # what a cycle's end frees later knows that it is gone
+        if pointer and self.generation == _native.generation():
+            self._library.attnd_client_free(pointer)
 
 
 class Call:

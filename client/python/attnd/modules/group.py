@@ -97,7 +97,8 @@ class GroupModule(Module):
         ranks.agree("offload", {"the layers": hashlib.sha256(wanted.layout.serialize()).hexdigest()[:16],
                                 "the optimizer": str(wanted.optimizer), "durability": wanted.durability})
         made = ranks.first(lambda: GroupModule(client, ranks, wanted, timeout))
-        return made if made is not None else GroupModule(client, ranks, wanted, timeout)
+        owner = ranks.gather(None if made is None else made.owner_epoch)[0]  # without it, a name opens nothing
+        return made if made is not None else GroupModule(client, ranks, wanted._replace(owner_epoch=owner), timeout)
 
     def __init__(self, client: Client, ranks: Ranks, registration: Registration, timeout: Optional[float]) -> None:
         super().__init__(client, registration, 0, timeout)  # no log: the other ranks' calls are not in it
@@ -134,6 +135,7 @@ class GroupModule(Module):
         if self._ranks.rank != 0:
             self._run("attnd_module_follow", timeout=options.get("timeout"))
             self.weights_complete = True
+        self._ranks.agree("offload", {"the state of the module, where they reach the same daemon,": self.sequence})
 
     def get_kinds(self, kinds: Sequence[str], names: Optional[Iterable[str]] = None, *, timeout: Optional[float] = None
                   ) -> Dict[str, Dict[str, Array]]:

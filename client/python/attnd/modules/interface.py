@@ -23,7 +23,7 @@ __all__ = ["assign_", "clip_grad_norm_", "fetch", "local_gradients", "local_weig
 def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = "server", name: Optional[str] = None,
             precision: Optional[Precision] = None, max_rows: Optional[int] = None, kept_rows: Optional[int] = None,
             durability: Literal["process", "host", "disk"] = "process", replay_mib: int = 512,
-            timeout: Optional[float] = None, server: str = "", group: Any = None) -> RemoteStack:
+            snapshot_every: int = 0, timeout: Optional[float] = None, server: str = "", group: Any = None) -> RemoteStack:
     """The layers of a ModuleList or Sequential, or one layer, as one module on a daemon: docs/MODULES.md.
 
         model.encoder.layers = attnd.torch.offload(model.encoder.layers)
@@ -33,8 +33,9 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
     .grad, and changed weights are sent before the next forward. name: under which the daemon knows it; None: a random one,
     given up with the stack. precision: None: float32 where the connection has none of its own. max_rows, kept_rows: rows of
     a call, and of all between forward and backward; None: the first call's, and twice as many. durability: what the daemon
-    keeps of it through a restart. replay_mib: of calls kept here for what it does not. group: a torch.distributed group
-    whose ranks train one module together, as DistributedDataParallel's do: docs/FLEET.md.
+    keeps of it through a restart. replay_mib: of calls kept here for what it does not. snapshot_every: after so many steps
+    weights and moments are copied here, and earlier calls need not be kept; 0: never. group: a torch.distributed group whose
+    ranks train one module together, as DistributedDataParallel's do: docs/FLEET.md.
 
     Raises TypeError for a layer that cannot be offloaded, naming why.
     """
@@ -48,11 +49,14 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
     named = [(name, layer) for name, layer in children if layer is not None]
     element = check_precision(precision or torch_connections.precision(server)) or "f32"
     options = StackOptions(optimizer == "server", not several, name, element, max_rows, kept_rows, durability, replay_mib,
-                           timeout)
+                           snapshot_every, timeout)
     ranks = None if group is None else Ranks(group)
     if ranks is not None and optimizer == "local":
         raise wrong("group", "None with optimizer=\"local\": DistributedDataParallel adds up gradients that come back",
                     group)
+    if ranks is not None and snapshot_every:
+        raise wrong("group", "None with snapshot_every: a rank has its own calls alone, so that a group goes on from its "
+                    "checkpoint", group)
     mark_for_ddp()
     return RemoteStack(named, torch_connections.client(server), options, ranks)
 

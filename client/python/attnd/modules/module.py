@@ -70,6 +70,7 @@ class Registration(NamedTuple):
     durability: str
     ttl: float
     max_memory_rows: int = 0
+    owner_epoch: int = 0  # 0: one above the owner's before
 
     def serialize(self, dry_run: bool = False) -> bytes:
         limits = wire.number(1, self.max_rows) + wire.number(2, self.kept_rows)
@@ -79,7 +80,7 @@ class Registration(NamedTuple):
         return (wire.text(1, self.name) + wire.message(2, self.layout.serialize())
                 + wire.message(3, optimizer + wire.numbers(4, self.groups)) + wire.message(4, limits)
                 + wire.number(5, round(self.ttl * 1000)) + wire.number(6, DURABILITIES[self.durability])
-                + wire.number(7, int(dry_run)))
+                + wire.number(7, int(dry_run)) + wire.fixed64(8, self.owner_epoch))
 
 
 class GroupRates(NamedTuple):
@@ -155,42 +156,48 @@ class _Native:
     """The library's module, freed with its last reference, before its client."""
 
     def __init__(self, handle: Handle, pointer: int) -> None:
-        self.handle, self.pointer, self.library = handle, pointer, handle.library
+        self.handle, self.library = handle, handle.library
+        self.pointer: Optional[int] = pointer
 
     def alive(self) -> bool:
-        return self.handle.generation == _native.generation()
+        is_there = self.pointer is not None and self.handle.pointer is not None  # the end of a cycle frees in any order
+        return is_there and self.handle.generation == _native.generation()
 
     def __del__(self) -> None:
         if self.alive():
             self.library.attnd_module_free(self.pointer)
+        self.pointer = None
 
 
 def register(layout: Layout, client: Union[str, Client], *, name: str, optimizer: Optimizer = None,
              groups: Sequence[int] = (), max_rows: int = 16384, kept_rows: Optional[int] = None,
              max_memory_rows: Optional[int] = None, durability: Durability = "process", ttl: float = 3600.0,
-             replay_mib: int = 512, timeout: Optional[float] = None) -> Module:
-    """A module of that name on the client's first daemon; a new one has no weights until they are put.
+             replay_mib: int = 512, snapshot_every: int = 0, timeout: Optional[float] = None) -> Module:
+    """A module of that name on one of the client's daemons; a new one has no weights until they are put. Who had it before
+    gets FailedPrecondition (MODULE_TAKEN) from now on.
 
     client: a Client, or the address of a daemon. optimizer: None: gradients are fetched, weights put. groups: of each of
     the layout's parameters, the index of its rates. max_rows: rows of one call; kept_rows: of all whose activations are
     kept at a time (None: max_rows). max_memory_rows: of the memory of one call, where the layout has one (None: max_rows).
     The daemon's memory is reserved for them. durability: what the daemon keeps through a restart:
     nothing ("process"), or the state as of a while ago. ttl: seconds that the daemon keeps it unused. replay_mib: of calls
-    kept here, to be replayed where the daemon lost them.
+    kept here, to be replayed where the daemon lost them. snapshot_every: after so many steps and puts the state is copied
+    here, and calls before it need not be kept; 0: never.
     """
     made = client if isinstance(client, Client) else connect(client)
     most = 0 if not layout.memory_width else max_rows if max_memory_rows is None else max_memory_rows
     return Module(made, Registration(layout, name, optimizer, tuple(groups), max_rows,
                                      max_rows if kept_rows is None else kept_rows,
                                      _checks.word("durability", durability, list(DURABILITIES),
-                                                  '"process", "host" or "disk"'), ttl, most), replay_mib, timeout)
+                                                  '"process", "host" or "disk"'), ttl, most), replay_mib, timeout,
+                  snapshot_every)
 
 
 class Module:
     """A stack of layers on a daemon. Made by attnd.register. Any thread may call any method."""
 
     def __init__(self, client: Client, registration: Registration, replay_mib: int = 512,
-                 timeout: Optional[float] = None) -> None:
+                 timeout: Optional[float] = None, snapshot_every: int = 0) -> None:
         if not isinstance(registration.layout, Layout):
             raise wrong_type("layout", "an attnd.modules.Layout", registration.layout)
         self.client, self.registration, self.layout = client, registration, registration.layout
@@ -205,7 +212,11 @@ class Module:
         self._explained(call, run, handle.pointer, request, len(request), replay_mib << 20)
         self._native = _Native(handle, pointer[0] or 0)
         reply = call.result()
+        if snapshot_every < 0:
+            raise wrong("snapshot_every", "0 or above", snapshot_every)
+        handle.library.attnd_module_keep_snapshots(self._native.pointer, snapshot_every)
         self.plan: Dict[str, Any] = reply["plan"]
+        self.owner_epoch = int(reply["status"]["owner_epoch"])
         self.weights_complete = bool(reply["status"]["weights_complete"])
 
     def __repr__(self) -> str:

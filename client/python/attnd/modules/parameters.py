@@ -6,6 +6,7 @@ clip_grad_norm_, a GradScaler and scaling by hand work on it, and the step appli
 """
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
@@ -111,9 +112,24 @@ def _touched(self: Any) -> None:
         found[0].touch()
 
 
+def _is_sharded() -> bool:
+    """Whether FSDP asks."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("torch.distributed.fsdp"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _refuse(self: Any, what: str) -> NoReturn:
     owner = getattr(self, "owner", None)
     name = owner[1] if owner else "a parameter in whose place there is another"
+    if _is_sharded():
+        raise Unimplemented(
+            f"FSDP: {name} is on a daemon, and cannot be sharded: give attnd.torch.offload(..., group=), and the stack's "
+            "parameters() as fully_shard(ignored_params={...}) or FullyShardedDataParallel(ignored_states=[...])",
+            field="parameter")
     raise Unimplemented(
         f"{what}: {name} is on a daemon, and has no numbers here: attnd.torch.fetch(p) gives them, attnd.torch.assign_(p, "
         "tensor) writes them, and under `with attnd.torch.local_weights(model):` parameters are ordinary ones",

@@ -53,6 +53,7 @@ class StackOptions(NamedTuple):
     kept_rows: Optional[int]
     durability: str
     replay_mib: int
+    snapshot_every: int
     timeout: Optional[float]
 
 
@@ -359,7 +360,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
             module: Module = GroupModule.make(self._client, self.ranks, wanted, options.timeout)
             max_rows, memory_rows = module.registration.max_rows, module.registration.max_memory_rows
         else:
-            module = Module(self._client, wanted, options.replay_mib, options.timeout)
+            module = Module(self._client, wanted, options.replay_mib, options.timeout, options.snapshot_every)
         if options.server_optimizer:
             self._parts.put(module, {"weight": {name: host(tensor) for name, tensor in weights.items()}}, complete=True,
                             timeout=options.timeout)
