@@ -6,11 +6,8 @@
 
 namespace attnd {
 
-// e^x; beyond 2^126 it stops there.
-ATTN_HD float CurveExponential(float x) {
-  const float power = ptx::Multiply(x, 0x1.715476p+0f);
-  return ptx::Exp2(power > 126.0f ? 126.0f : power);
-}
+// e^x; infinite where float32 has none.
+ATTN_HD float CurveExponential(float x) { return ptx::Exp2(ptx::Multiply(x, 0x1.715476p+0f)); }
 
 template <int kCount>
 ATTN_HD float CurvePolynomial(float x, const float (&highest_first)[kCount]) {
@@ -98,23 +95,24 @@ ATTN_HD float CurveValue(int32_t curve, float x) {
   }
 }
 
-ATTN_HD float CurveSlope(int32_t curve, float x) {
+// dy times the slope. Of relu dy or 0: an infinite dy is none where nothing goes through.
+ATTN_HD float CurveGradient(int32_t curve, float x, float dy) {
   switch (curve) {
     case kCurveRelu:
-      return x > 0 ? 1 : 0;
+      return x <= 0 ? 0 : dy;
     case kCurveGelu: {
       const NormalAt normal = NormalOf(x);
-      return ptx::Fma(x, normal.density, normal.cumulative);
+      return ptx::Multiply(dy, ptx::Fma(x, normal.density, normal.cumulative));
     }
     case kCurveGeluTanh:
-      return GeluTanhSlope(x);
+      return ptx::Multiply(dy, GeluTanhSlope(x));
     case kCurveSilu:
-      return GateSlope(1, x);
+      return ptx::Multiply(dy, GateSlope(1, x));
     case kCurveQuickGelu:
-      return GateSlope(kQuickGelu, x);
+      return ptx::Multiply(dy, GateSlope(kQuickGelu, x));
     default: {
       const float t = CurveTanh(x);
-      return ptx::Fma(-t, t, 1);
+      return ptx::Multiply(dy, ptx::Fma(-t, t, 1));
     }
   }
 }

@@ -88,11 +88,11 @@ struct NumbersKernel {
       case kNumbersProduct:
         return ptx::Multiply(a, ptx::Multiply(b, d.scale));
       case kNumbersDrop:
-        return byte < d.threshold ? 0 : ptx::Multiply(a, d.scale);
+        return ptx::Multiply(a, byte < d.threshold ? 0 : d.scale);
       case kNumbersCurve:
         return CurveValue(d.curve, a);
       case kNumbersSlope:
-        return ptx::Multiply(b, CurveSlope(d.curve, a));
+        return CurveGradient(d.curve, a, b);
       default:
         return a;
     }
