@@ -6,11 +6,8 @@
 
 namespace attnd {
 
-// e^x; beyond 2^126 it stops there.
-ATTN_HD float CurveExponential(float x) {
-  const float power = ptx::Multiply(x, 0x1.715476p+0f);
-  return ptx::Exp2(power > 126.0f ? 126.0f : power);
-}
+// e^x; infinite where float32 has none.
+ATTN_HD float CurveExponential(float x) { return ptx::Exp2(ptx::Multiply(x, 0x1.715476p+0f)); }
 
 template <int kCount>
 ATTN_HD float CurvePolynomial(float x, const float (&highest_first)[kCount]) {
@@ -81,7 +78,8 @@ enum CurveCode : int32_t {
   kCurveTanh
 };
 
-// curve(x), and dy · the slope of the curve at x: ReLU lets dy pass or not, whatever it is.
+// curve(x), and dy · the slope of the curve at x: ReLU lets dy pass or not: an infinite
+// one is none where nothing goes through.
 template <int32_t kCurve>
 ATTN_HD float CurveValue(float x) {
   if constexpr (kCurve == kCurveRelu) {

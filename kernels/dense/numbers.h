@@ -116,7 +116,7 @@ struct NumbersKernel {
     }
     Each(a, [&](int n) {
       const uint32_t byte = ElementwiseDropoutByteOf(bytes[n >> 2], static_cast<uint32_t>(n));
-      return byte < d.threshold ? 0 : ptx::Multiply(a[n], d.scale);
+      return ptx::Multiply(a[n], byte < d.threshold ? 0 : d.scale);
     });
   }
 };

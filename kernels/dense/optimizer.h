@@ -107,7 +107,7 @@ struct StepKernel {
 
  private:
   ATTN_HD static float Decayed(const StepDesc& d, float g, float p) {
-    return ptx::Add(g, ptx::Multiply(d.decay, p));
+    return d.decay == 0 ? g : ptx::Add(g, ptx::Multiply(d.decay, p));
   }
 
   ATTN_HD static float Sgd(const StepDesc& d, int64_t n, float scaled, float p) {
@@ -139,7 +139,7 @@ struct StepKernel {
     float w = v;
     if (d.is_amsgrad != 0) {
       const float most = ptx::LoadGlobalFloat(d.second_max + n);
-      w = most < v ? v : most;
+      w = most >= v || most != most ? most : v;  // a NaN stays
       ptx::StoreGlobalFloat(d.second_max + n, w);
     }
     const float corrected = ptx::Divide(ptx::SquareRoot(w), d.root_correction);
