@@ -60,7 +60,7 @@ std::vector<absl::StatusOr<std::string>> CallEach(const ClientCore& core,
     OneUnary& one = calls.emplace_back();
     one.address = address;
     one.connection = core.connections.Of(address);
-    PrepareContext(core.options, deadline, one.context);
+    PrepareContext(core.options, deadline, options.traceparent, one.context);
     for (const auto& [key, value] : metadata) one.context.AddMetadata(key, value);
     grpc::GenericStub stub(one.connection->channel());
     one.reader =

@@ -49,10 +49,12 @@ absl::Status RemoteModule::Replay(const v1::ModuleStatus& found, absl::Time dead
     for (const SentBackward& kept : entry.backwards) {
       ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
       RETURN_IF_ERROR(ReplayBackward(rpcs(), token_, entry.sequence, kept, one));
+      ++core_.counters.replays;
     }
     for (const StateChange& change : entry.end) {
       ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
       RETURN_IF_ERROR(ReplayEnd(entry.sequence, entry.backwards.size(), change, one));
+      ++core_.counters.replays;
     }
   }
   return absl::OkStatus();

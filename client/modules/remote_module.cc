@@ -66,6 +66,7 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
     absl::Status status = attempt(one);
     if (status.ok()) {
       core_.budget.OnSuccess();
+      core_.counters.Ended(true);
       return status;
     }
     if (options.stop.stop_requested()) return absl::CancelledError("the caller cancelled the call");
@@ -75,11 +76,13 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
     }
     const bool is_gone = absl::IsUnavailable(status) && !DetailOf(status).has_value();
     if (recovers && is_gone && recoveries < kMaxRecoveries && FailOver(life, deadline, options)) {
+      ++core_.counters.failovers;
       ++recoveries;
       continue;
     }
     if (recovers && IsDraining(status) && recoveries < kMaxRecoveries &&
         Move(life, deadline, options)) {
+      ++core_.counters.failovers;
       ++recoveries;
       continue;
     }
@@ -91,7 +94,11 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
     if (!failed.server_delay && detail) failed.server_delay = detail->retry_delay;
     std::optional<absl::Duration> delay =
         RetryDelay(core_.options.retry, failed, absl::Uniform(random, 0.0, 1.0));
-    if (!delay || core_.clock.Now() + *delay >= deadline || !core_.budget.Take()) return status;
+    if (!delay || core_.clock.Now() + *delay >= deadline || !core_.budget.Take()) {
+      core_.counters.Ended(false);
+      return status;
+    }
+    core_.counters.Retried(*delay);
     RETURN_IF_ERROR(WaitFor(*delay, options));
   }
 }

@@ -314,6 +314,10 @@ void AddOperation(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   app.add_option("--slow_call_seconds", raw.slow_call_s, "a call that took longer is logged.")
       ->capture_default_str()
       ->group(group);
+  app.add_option("--otlp_endpoint", o.otlp_endpoint,
+                 "http://host:port of a collector that gets spans of calls whose callers sample "
+                 "them (OTLP over HTTP). Empty: none.")
+      ->group(group);
   app.add_flag("--check_config", raw.check_config,
                "check the options and what they name, report what is wrong, and exit.")
       ->configurable(false)

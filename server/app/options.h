@@ -74,6 +74,8 @@ struct ServerOptions {
   Severity log_level = Severity::kInfo;
   absl::Duration slow_call = absl::Seconds(10);  // calls that take longer get a line
 
+  std::string otlp_endpoint;  // of a collector of spans; empty: none
+
   std::string version = "unknown";   // of the release
   std::string revision = "unknown";  // the commit
 };

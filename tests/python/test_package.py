@@ -103,7 +103,7 @@ def test_daemons_wheel_is_small_and_of_the_clients_version(wheel, server_wheel):
     assert tool("twine", "check", "--strict", str(server_wheel))[0] == 0
     assert f"Requires-Dist: attnd=={attnd.__version__}\n" in metadata_of(server_wheel)
     extras = set(re.findall(r"^Provides-Extra: (\w+)$", metadata_of(wheel), re.M))
-    assert extras == {"torch", "transformers", "jax", "server"}
+    assert extras == {"torch", "transformers", "jax", "server", "prometheus", "otel"}
     assert f"Requires-Dist: attnd-server=={attnd.__version__}; extra == 'server'\n" in metadata_of(wheel)
 
 
@@ -270,7 +270,7 @@ def test_structures_are_the_headers():
         header = re.sub(r"/\*.*?\*/|//[^\n]*", "", file.read(), flags=re.S)
     names = {"attnd_client_options": _native.ClientOptions, "attnd_problem": _native.Problem,
              "attnd_forward_tensors": _native.ForwardTensors, "attnd_backward_tensors": _native.BackwardTensors,
-             "attnd_progress": _native.Progress, "attnd_module_forward_tensors": _native.ModuleForward,
+             "attnd_progress": _native.Progress, "attnd_counters": _native.Counters, "attnd_module_forward_tensors": _native.ModuleForward,
              "attnd_module_backward_tensors": _native.ModuleBackward, "attnd_module_tensor": _native.ModuleTensor}
     for name, structure in names.items():
         body = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", header, re.S).group(1)

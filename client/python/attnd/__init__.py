@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, List
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from . import errors, local
+    from . import errors, local, metrics
     from ._call import Progress
     from ._problem import Options
     from ._residual import Residual
@@ -30,13 +30,13 @@ __all__ = ["AdamW", "AttndError", "Cancelled", "Client", "Daemon", "DataLoss", "
            "FailedPrecondition", "ForwardResult", "Gradients", "Internal", "InvalidArgument", "InvalidType", "MaskReport",
            "NotFound", "Options", "OutOfRange", "PermissionDenied", "Progress", "Receipt", "Residual", "ResourceExhausted",
            "SGD", "ServerInfo", "TLS", "Unauthenticated", "Unavailable", "Unimplemented", "connect", "errors", "local",
-           "modules", "register", "serve"]
+           "metrics", "modules", "register", "serve"]
 
 _HOMES = {"Progress": "_call", "Options": "_problem", "Residual": "_residual", "TLS": "client", "Client": "client",
           "connect": "client", "Daemon": "daemon", "serve": "daemon", "Device": "results", "ForwardResult": "results",
           "Gradients": "results", "MaskReport": "results", "Receipt": "results", "ServerInfo": "results",
           "AdamW": "modules", "SGD": "modules", "register": "modules"}  # the rest are errors
-_MODULES = ("client", "daemon", "errors", "local", "modules", "results")
+_MODULES = ("client", "daemon", "errors", "local", "metrics", "modules", "results")
 
 
 def __getattr__(name: str) -> Any:
