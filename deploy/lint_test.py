@@ -19,7 +19,7 @@ COMMANDS = {"hadolint": [f"{LINTERS}/bin/hadolint", "--no-color", "--ignore", "D
                          "{extends: relaxed, rules: {line-length: disable}}"]}
 FILES = {"hadolint": ["*Containerfile"], "shellcheck": ["*.sh", "dev", ".ci/run", "*.sbatch"],
          "yamllint": ["*.yml", "*.yaml", TEMPLATES, ":!deploy/conda"]}
-PLANTED = {"hadolint": "FROM debian\nRUN cd /tmp\n", "shellcheck": "#!/bin/bash\nfor file in $(ls *.sh); do rm $flie; done\n",
+PLANTED = {"hadolint": "FROM debian\nRUN cd /tmp\n", "shellcheck": "#!/bin/bash\nfor f in $(ls *.sh); do rm $g; done\n",
            "yamllint": "a: 1\na: 2\n"}
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes what is handed out, from bazel-bin: FOLDER/NAME.tar.gz (the bundle), NAME.oci.tar (the image), the wheels, the
-# sdist, the Helm chart, NAME.cdx.json (the bundle's SBOM) and SHA256SUMS of these. The same build and commit give the same bytes. Called by
-# `./dev release`.
+# sdist, the Helm chart, NAME.cdx.json (the bundle's SBOM) and SHA256SUMS of these. The same build and commit give the same
+# bytes. Called by `./dev release`.
 #
 #     deploy/release.sh FOLDER NAME
 set -euo pipefail

@@ -12,4 +12,5 @@ build() { /usr/bin/python3 -B client/python/build_wheel.py "$@" "$output"; }
 
 build client bazel-bin/client/c/libattnd_client.so bazel-bin/client/attnctl
 build server bazel-bin/server/attnd
-! git rev-parse -q --verify HEAD >/dev/null || /usr/bin/python3 -B client/python/build_sdist.py "$output"/attnd-*.whl "$output"
+! git rev-parse -q --verify HEAD >/dev/null ||
+  /usr/bin/python3 -B client/python/build_sdist.py "$output"/attnd-*.whl "$output"

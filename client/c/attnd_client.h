@@ -153,9 +153,9 @@ typedef struct attnd_progress {
   int64_t shards_done, shards_total, bytes_sent, bytes_received, bytes_total;
 } attnd_progress;
 
-/* Of a client since it was made. retries: of pieces of calls, after seconds_waiting in all; failovers:
- * of these at another address, and modules that have moved; leases_lost: residuals that a server had
- * no more; replays: calls of modules that were repeated after a daemon's restart. */
+/* What a client has had to do since it was made. retries: of pieces of calls, after seconds_waiting
+ * in all; failovers: of these at another address, and modules that have moved; leases_lost:
+ * residuals that a server had no more; replays: calls of modules repeated after a restart. */
 typedef struct attnd_counters {
   size_t struct_size;
   int64_t calls, failed_calls, retries, failovers, leases_lost, replays;

@@ -270,7 +270,8 @@ def test_structures_are_the_headers():
         header = re.sub(r"/\*.*?\*/|//[^\n]*", "", file.read(), flags=re.S)
     names = {"attnd_client_options": _native.ClientOptions, "attnd_problem": _native.Problem,
              "attnd_forward_tensors": _native.ForwardTensors, "attnd_backward_tensors": _native.BackwardTensors,
-             "attnd_progress": _native.Progress, "attnd_counters": _native.Counters, "attnd_module_forward_tensors": _native.ModuleForward,
+             "attnd_progress": _native.Progress, "attnd_counters": _native.Counters,
+             "attnd_module_forward_tensors": _native.ModuleForward,
              "attnd_module_backward_tensors": _native.ModuleBackward, "attnd_module_tensor": _native.ModuleTensor}
     for name, structure in names.items():
         body = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", header, re.S).group(1)

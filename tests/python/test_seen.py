@@ -99,7 +99,8 @@ def test_one_trace_reaches_from_the_callers_span_to_the_kernel(tracer):
         assert client.forward(Q, Q, Q).receipt.trace_id == ""
         trace = result.receipt.trace_id
         wait_until(lambda: len(collector.of(trace)) >= 14, 30)
-        roots = {span["name"]: span for span in collector.of(trace) if span["parentSpanId"] == parent and "status" not in span}
+        roots = {span["name"]: span for span in collector.of(trace)
+                 if span["parentSpanId"] == parent and "status" not in span}
         assert set(roots) == {"attnd.v1.Attention/Forward", "attnd.v1.Attention/Backward"}
         for root in roots.values():
             stages = [one for one in collector.of(trace) if one["parentSpanId"] == root["spanId"]]
@@ -228,8 +229,8 @@ def test_modules_of_all_addresses_are_listed_and_released(own_daemon):
             attnd.register(small_layout(), clients[-1], name=name, max_rows=64)
 
         def attnctl(*arguments):
-            return subprocess.run([ATTNCTL, "--address", addresses, "-o", "json", *arguments], capture_output=True, text=True,
-                                  timeout=60)
+            return subprocess.run([ATTNCTL, "--address", addresses, "-o", "json", *arguments], capture_output=True,
+                                  text=True, timeout=60)
         listed = json.loads(attnctl("module", "list").stdout)
         assert [(one["name"], one["address"]) for one in listed] == [("a", own_daemon.address), ("b", other.address)]
         assert attnctl("module", "release", "b").returncode == 0

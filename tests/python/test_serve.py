@@ -69,7 +69,8 @@ print(daemon.pid, daemon.address, flush=True)
 @pytest.mark.parametrize("end, code", [("", 0), ("1 / 0", 1), ("os.kill(os.getpid(), 9)", -9), ("os._exit(3)", 3)])
 def test_ends_with_its_process_however_that_ends(end, code):
     """And not with a fork of it."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format(end=end), SERVER], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(end=end), SERVER], capture_output=True, text=True,
+                          timeout=120)
     assert done.returncode == code, done.stderr
     process = int(done.stdout.split()[0])
     assert ends(process)

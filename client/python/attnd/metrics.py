@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import ctypes
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Protocol
 from weakref import WeakSet
 
 from . import _native
 
-if TYPE_CHECKING:
-    from ._call import Handle
+
+class Handle(Protocol):
+    """A native client, of which this module asks its numbers."""
+
+    pointer: Optional[int]
+    generation: int
+
+    @property
+    def library(self) -> ctypes.CDLL: ...
 
 
 class Counters(NamedTuple):

@@ -2,16 +2,18 @@
 // call named, nothing leaked.
 #include "kernels/cuda/driver/driver.h"
 
+#include <cstdlib>
+#include <fstream>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/fakes/fake_driver.h"
 #include "kernels/cuda/driver/handles.h"
 #include "kernels/cuda/driver/memory_pool.h"
 #include "kernels/cuda/driver/nvml.h"
 #include "kernels/rules/params.h"
+#include "tests/fakes/fake_driver.h"
 
 namespace attnd {
 namespace {
@@ -258,8 +260,8 @@ TEST_F(DriverTest, TellsWhoUsesEachDevice) {
   const std::string path = testing::TempDir() + "use";
   setenv("FAKE_NVML_USE", path.c_str(), 1);
   std::ofstream use(path);
-  use << "71";
-  for (int process = 1; process <= 100; ++process) use << " " << process;  // more than are asked for
+  use << "71";  // and more processes than are asked for at once
+  for (int process = 1; process <= 100; ++process) use << " " << process;
   use.close();
   auto first = (*nvml)->Use("GPU-fake-0"), second = (*nvml)->Use("GPU-fake-1");
   unsetenv("FAKE_NVML_USE");
