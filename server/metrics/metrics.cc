@@ -198,9 +198,9 @@ void Metrics::MakeQueueSeries() {
   }
   cut_ = &CounterFamily("attnd_calls_cut_total",
                         "Calls ended because their peer sent or read too slowly.");
-  for (WorkStage stage : {WorkStage::kReceive, WorkStage::kSend}) {
-    for (const auto& [reason, label] : kCutLabels) {
-      cut_->Add(CutLabels(Method::kForward, stage, label));
+  for (Method method : {Method::kForward, Method::kBackward}) {
+    for (WorkStage stage : {WorkStage::kReceive, WorkStage::kSend}) {
+      for (const auto& [reason, label] : kCutLabels) cut_->Add(CutLabels(method, stage, label));
     }
   }
   queue_duration_ = &HistogramFamily("attnd_queue_duration_seconds",
