@@ -93,14 +93,12 @@ def test_one_trace_reaches_from_the_callers_span_to_the_kernel(tracer):
         with tracer.start_as_current_span("sampled") as span:
             result = client.forward(Q, Q, Q)
             client.backward(Q, result)
-            with pytest.raises(attnd.AttndError):
-                client.forward(Q, Q, Q, timeout=1e-6)
             parent = f"{span.get_span_context().span_id:016x}"
         assert client.forward(Q, Q, Q).receipt.trace_id == ""
         trace = result.receipt.trace_id
         wait_until(lambda: len(collector.of(trace)) >= 14, 30)
         roots = {span["name"]: span for span in collector.of(trace)
-                 if span["parentSpanId"] == parent and "status" not in span}
+                 if span["parentSpanId"] == parent}
         assert set(roots) == {"attnd.v1.Attention/Forward", "attnd.v1.Attention/Backward"}
         for root in roots.values():
             stages = [one for one in collector.of(trace) if one["parentSpanId"] == root["spanId"]]
