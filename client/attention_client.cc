@@ -175,6 +175,7 @@ class AttentionClient::Impl {
               workers_,
               max_workers_,
               InFlightPerWorker(*connections_, max_workers_),
+              counters_,
               shared_memory_.get()},
         book_(std::make_shared<LeaseBook>(
             LeaseBook::Calls{
@@ -497,6 +498,7 @@ class AttentionClient::Impl {
   const int max_workers_;
   TaskQueue workers_;
   const std::unique_ptr<SharedMemory> shared_memory_;  // null: no address to share with
+  ClientCounters counters_;
   const ClientCore core_;
   KnownMasks known_masks_;
   const std::shared_ptr<LeaseBook> book_;  // each Residual's too; closed before the rest goes

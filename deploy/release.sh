@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes what is handed out, from bazel-bin: FOLDER/NAME.tar.gz (the bundle), NAME.oci.tar (the image), the wheel, the Helm
-# chart, NAME.cdx.json (the bundle's SBOM) and SHA256SUMS of these. The same build and commit give the same bytes. Called by
-# `./dev release`.
+# Makes what is handed out, from bazel-bin: FOLDER/NAME.tar.gz (the bundle), NAME.oci.tar (the image), the wheels, the
+# sdist, the Helm chart, NAME.cdx.json (the bundle's SBOM) and SHA256SUMS of these. The same build and commit give the same
+# bytes. Called by `./dev release`.
 #
 #     deploy/release.sh FOLDER NAME
 set -euo pipefail
@@ -9,7 +9,7 @@ set -euo pipefail
 mkdir -p "$1"
 output=$(readlink -f "$1") name=$2
 cd "$(dirname "$(readlink -f "$0")")/.."
-rm -f "$output"/attnd-*.whl  # of another version or policy
+rm -f "$output"/attnd{,_server}-*.whl  # of another version or policy
 step() { echo "release.sh: step $1 of 4, $2" >&2; }
 
 step 1 bundle
@@ -25,8 +25,8 @@ tar -C deploy/helm --dereference --sort=name --owner=0 --group=0 --numeric-owner
 cp "$output/$name/sbom.cdx.json" "$output/$name.cdx.json"
 step 3 image
 deploy/image.sh "$output/$name" "$output/$name.oci.tar"
-step 4 wheel
-/usr/bin/python3 -B client/python/build_wheel.py bazel-bin/client/c/libattnd_client.so bazel-bin/client/attnctl "$output"
+step 4 wheels
+deploy/wheels.sh "$output"
 cd "$output"
-sha256sum "$name.tar.gz" "$chart" "$name.oci.tar" "$name.cdx.json" attnd-*.whl > SHA256SUMS
+sha256sum "$name.tar.gz" "$chart" "$name.oci.tar" "$name.cdx.json" attnd{,_server}-*.whl "${chart%.tgz}.tar.gz" > SHA256SUMS
 cat SHA256SUMS

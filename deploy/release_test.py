@@ -16,8 +16,9 @@ from manifests import CHART, helm_module
 pytestmark = pytest.mark.rare("release")
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NAME = "attnd-0.1.0-linux-x86_64"
-MOST_MB = {f"{NAME}.tar.gz": 80, f"{NAME}.oci.tar": 150, f"{NAME}.cdx.json": 1, "attnd-0.1.0.tgz": 1}
-MOST_MB_OF_WHEEL = 25
+MOST_MB = {f"{NAME}.tar.gz": 80, f"{NAME}.oci.tar": 150, f"{NAME}.cdx.json": 1, "attnd-0.1.0.tgz": 1,
+           "attnd-0.1.0.tar.gz": 10}
+MOST_MB_OF_WHEELS = {"attnd": 25, "attnd_server": 60}
 ENVIRONMENT = dict(os.environ, PATH=f"{os.environ['PATH']}:{ROOT}/.deps/umoci/usr/bin")
 
 
@@ -44,8 +45,10 @@ def image(released, tmp_path_factory):
 
 
 def test_each_file_is_there_within_its_size_and_in_the_sums(released):
-    wheel, = glob.glob(str(released / "attnd-*.whl"))
-    limits = {**MOST_MB, os.path.basename(wheel): MOST_MB_OF_WHEEL}
+    limits = dict(MOST_MB)
+    for name, most in MOST_MB_OF_WHEELS.items():
+        wheel, = glob.glob(str(released / f"{name}-*.whl"))
+        limits[os.path.basename(wheel)] = most
     for name, limit in limits.items():
         assert os.path.getsize(released / name) <= limit * 1e6, name
     sums = (released / "SHA256SUMS").read_text().splitlines()
@@ -60,6 +63,37 @@ def test_each_file_is_there_within_its_size_and_in_the_sums(released):
 
 def test_the_same_build_gives_the_same_bytes(released, tmp_path):
     assert (release(tmp_path) / "SHA256SUMS").read_text() == (released / "SHA256SUMS").read_text()
+
+
+def test_the_sdist_has_the_sources_and_says_what_it_is(released):
+    with tarfile.open(released / "attnd-0.1.0.tar.gz") as archive:
+        names = archive.getnames()
+        said = archive.extractfile("attnd-0.1.0/PKG-INFO").read().decode()
+    tracked = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
+    assert {f"attnd-0.1.0/{name}" for name in tracked} <= set(names) and "Version: 0.1.0\n" in said
+
+
+def test_the_tag_names_the_release(tmp_path):
+    """./dev's: once, of a tree without changes."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+
+    def tag():
+        return subprocess.run([os.path.join(ROOT, "deploy/tag.sh"), "9.8.7"], cwd=tmp_path, capture_output=True, text=True,
+                              env={**os.environ, "GIT_CONFIG_COUNT": "2", "GIT_CONFIG_KEY_0": "user.name",
+                                   "GIT_CONFIG_VALUE_0": "a", "GIT_CONFIG_KEY_1": "user.email", "GIT_CONFIG_VALUE_1": "a@b"})
+
+    (tmp_path / "a").write_text("1")
+    subprocess.run(["git", "add", "a"], cwd=tmp_path, check=True)
+    subprocess.run(["git", *identity, "commit", "-qm", "a"], cwd=tmp_path, check=True)
+    (tmp_path / "a").write_text("2")
+    assert tag().returncode == 1 and "not committed" in tag().stderr
+    (tmp_path / "a").write_text("1")
+    assert tag().returncode == 0, tag().stderr
+    assert subprocess.check_output(["git", "tag", "-n1"], cwd=tmp_path, text=True).split() == ["v9.8.7", "attnd", "9.8.7"]
+    assert tag().returncode == 0, "the same commit again"
+    subprocess.run(["git", *identity, "commit", "-q", "--allow-empty", "-m", "b"], cwd=tmp_path, check=True)
+    assert tag().returncode == 1 and "another commit" in tag().stderr
 
 
 def test_the_tarball_is_the_bundle(released):

@@ -153,6 +153,15 @@ typedef struct attnd_progress {
   int64_t shards_done, shards_total, bytes_sent, bytes_received, bytes_total;
 } attnd_progress;
 
+/* What a client has had to do since it was made. retries: of pieces of calls, after seconds_waiting
+ * in all; failovers: of these at another address, and modules that have moved; leases_lost:
+ * residuals that a server had no more; replays: calls of modules repeated after a restart. */
+typedef struct attnd_counters {
+  size_t struct_size;
+  int64_t calls, failed_calls, retries, failovers, leases_lost, replays;
+  double seconds_waiting;
+} attnd_counters;
+
 ATTND_API int attnd_abi_version(void);
 ATTND_API const char* attnd_version(void); /* release and commit */
 
@@ -166,6 +175,8 @@ ATTND_API void attnd_call_cancel(attnd_call* call); /* ends with 1 CANCELLED, if
  * handle signals; anything but 0 cancels the operation. */
 ATTND_API void attnd_call_set_poll_hook(attnd_call* call, int (*hook)(void* argument),
                                         void* argument);
+/* traceparent: W3C's, of the span that the call is part of, for the daemon's logs and spans. */
+ATTND_API void attnd_call_set_traceparent(attnd_call* call, const char* traceparent);
 ATTND_API void attnd_call_get_progress(const attnd_call* call, attnd_progress* progress);
 /* After the operation has ended; valid until the next one or attnd_call_free. Texts are UTF-8.
  * detail: {"reason", "domain", "metadata": {...}, "retry_after": seconds}, "{}" without any.
@@ -178,6 +189,8 @@ ATTND_API const char* attnd_call_result_json(attnd_call* call);
 /* NULL after an error. Connects when the first call needs it. */
 ATTND_API attnd_client* attnd_client_new(const attnd_client_options* options, attnd_call* call);
 ATTND_API void attnd_client_free(attnd_client* client); /* no call may be running */
+/* What it has had to do so far; any time, any thread. */
+ATTND_API void attnd_client_get_counters(const attnd_client* client, attnd_counters* counters);
 
 /* Memory for tensors, 64-byte aligned, zeroed or not. With one address, "unix:path", it is shared
  * with the daemon, and calls do not copy what lies there; elsewhere it is ordinary memory. It may

@@ -38,6 +38,7 @@ attnd::CallOptions attnd_call::MakeCallOptions() {
     options.priority = static_cast<attnd::CallPriority>(priority_);
   }
   options.request_id = request_id_;
+  options.traceparent = traceparent_;
   options.stop = stop_.get_token();
   options.poll_hook = poll_hook_;
   options.progress = [this](const attnd::Progress& at) {

@@ -25,6 +25,7 @@ struct attnd_call {
   int Run(const Operation& operation);
   void Cancel();
   void SetPollHook(int (*hook)(void*), void* argument);
+  void SetTraceparent(std::string traceparent) { traceparent_ = std::move(traceparent); }
   attnd_progress GetProgress() const;
 
   attnd::CallOptions MakeCallOptions();
@@ -42,6 +43,7 @@ struct attnd_call {
   const std::string request_id_;
   const double timeout_seconds_;
   const int32_t priority_;
+  std::string traceparent_;
   std::stop_source stop_;
   int code_ = ATTND_OK;
   std::string message_, detail_json_ = "{}";

@@ -18,6 +18,7 @@
 #include "client/c/conversions.h"
 #include "client/c/handles.h"
 #include "client/c/mask.h"
+#include "client/call/client_core.h"
 
 struct attnd_residual {
   attnd::Residual residual;
@@ -125,6 +126,9 @@ void attnd_call_cancel(attnd_call* call) { call->Cancel(); }
 void attnd_call_set_poll_hook(attnd_call* call, int (*hook)(void* argument), void* argument) {
   call->SetPollHook(hook, argument);
 }
+void attnd_call_set_traceparent(attnd_call* call, const char* traceparent) {
+  call->SetTraceparent(traceparent);
+}
 void attnd_call_get_progress(const attnd_call* call, attnd_progress* progress) {
   *progress = call->GetProgress();
 }
@@ -146,6 +150,19 @@ attnd_client* attnd_client_new(const attnd_client_options* options, attnd_call* 
 }
 
 void attnd_client_free(attnd_client* client) { delete client; }
+
+void attnd_client_get_counters(const attnd_client* client, attnd_counters* counters) {
+  const attnd::ClientCounters& now = client->client->core().counters;
+  const attnd_counters full = {.struct_size = counters->struct_size,
+                               .calls = now.calls,
+                               .failed_calls = now.failed_calls,
+                               .retries = now.retries,
+                               .failovers = now.failovers,
+                               .leases_lost = now.leases_lost,
+                               .replays = now.replays,
+                               .seconds_waiting = static_cast<double>(now.waiting_ns) * 1e-9};
+  std::memcpy(counters, &full, std::min(counters->struct_size, sizeof(full)));
+}
 
 attnd_memory* attnd_memory_new(attnd_client* client, int64_t bytes) {
   auto memory = client->client->Allocate(bytes);

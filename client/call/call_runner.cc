@@ -130,7 +130,8 @@ class CallRunner::ShardWorker final : public EventSink {
     auto attempt = std::make_unique<Attempt>();
     attempt->shard = shard;
     attempt->context = std::make_unique<grpc::ClientContext>();
-    PrepareContext(runner_.core_.options, runner_.deadline_, *attempt->context);
+    PrepareContext(runner_.core_.options, runner_.deadline_, runner_.options_.traceparent,
+                   *attempt->context);
     if (!runner_.state_.Register(attempt->context.get())) return;  // the call has failed
     int lease_at = runner_.call_.LeasedAddress(shard);
     attempt->rpc = MakeRpc(*attempt);
@@ -142,6 +143,9 @@ class CallRunner::ShardWorker final : public EventSink {
                      : mask_at >= 0  ? mask_at
                                      : runner_.call_.bound_address();
     attempt->connection = runner_.core_.connections.Acquire(attempt->bytes, tries.addresses, only);
+    if (tries.failed > 0 && !tries.WasAt(attempt->connection->address_index())) {
+      ++runner_.core_.counters.failovers;
+    }
     attempt->begun = runner_.core_.clock.Now();
     attempt->connection->Enter(attempt->context.get());
     {
@@ -291,6 +295,7 @@ absl::StatusOr<CallReceipt> CallRunner::Run() {
     RunWorkers();
   }
   absl::StatusOr<CallReceipt> receipt = state_.Result();
+  core_.counters.Ended(receipt.ok());
   if (receipt.ok()) receipt->elapsed = core_.clock.Now() - start;
   return receipt;
 }
@@ -361,6 +366,7 @@ Pushback CallRunner::PushbackFor(const Attempt& attempt, const absl::Status& sta
 bool CallRunner::ResendWithoutResidual(const Attempt& attempt, const absl::Status& status) {
   if (!attempt.leased) return false;
   if (IsResidualLost(status)) {
+    ++core_.counters.leases_lost;
     call_.DropLease(attempt.shard, true);
     return true;
   }
@@ -434,6 +440,7 @@ void CallRunner::HandleFailure(Attempt& attempt) {
       !(free || core_.budget.TakeFor(failed))) {
     return state_.Fail(WithProgress(status));
   }
+  core_.counters.Retried(*delay);
   state_.CountRetry();
   state_.Delay(attempt.shard, *delay);
 }

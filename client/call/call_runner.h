@@ -70,6 +70,9 @@ class CallRunner {
     int failed = 0;
     bool unshared = false;        // its tensors have to travel
     std::vector<bool> addresses;  // where it has been; those beyond: not yet
+    bool WasAt(int address) const {
+      return address < static_cast<int>(addresses.size()) && addresses[address];
+    }
     int mask_at = -1;  // the server that wants the mask itself: another would leave it without
   };
   std::vector<Tries> tries_;

@@ -5,12 +5,13 @@
 namespace attnd {
 
 void PrepareContext(const ClientOptions& options, absl::Time deadline,
-                    grpc::ClientContext& context) {
+                    const std::string& traceparent, grpc::ClientContext& context) {
   context.set_deadline(absl::ToChronoTime(deadline));
   context.set_wait_for_ready(options.wait_for_ready);
   if (!options.bearer_token.empty()) {
     context.AddMetadata("authorization", absl::StrCat("Bearer ", options.bearer_token));
   }
+  if (!traceparent.empty()) context.AddMetadata("traceparent", traceparent);
 }
 
 }  // namespace attnd

@@ -3,9 +3,12 @@
 
 #include <grpcpp/client_context.h>
 
+#include <string>
+
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/task_queue.h"
+#include "client/call/client_counters.h"
 #include "client/call/shared_memory.h"
 #include "client/channels/bulk_queue.h"
 #include "client/channels/completion_queues.h"
@@ -23,14 +26,15 @@ struct ClientCore {
   RetryBudget& budget;
   CompletionQueues& queues;  // of small calls
   BulkQueue& bulk_queue;
-  TaskQueue& workers;                     // beside the callers' threads, for calls of many shards
-  int max_workers;                        // of one call, the caller's thread included
-  int in_flight_per_worker;               // RPCs
+  TaskQueue& workers;        // beside the callers' threads, for calls of many shards
+  int max_workers;           // of one call, the caller's thread included
+  int in_flight_per_worker;  // RPCs
+  ClientCounters& counters;
   SharedMemory* shared_memory = nullptr;  // with the only address; null: none
 };
 
-// Deadline, token and waiting of one RPC.
+// Deadline, token, waiting and trace of one RPC.
 void PrepareContext(const ClientOptions& options, absl::Time deadline,
-                    grpc::ClientContext& context);
+                    const std::string& traceparent, grpc::ClientContext& context);
 
 }  // namespace attnd

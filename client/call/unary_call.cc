@@ -70,7 +70,7 @@ std::vector<absl::StatusOr<std::string>> CallOverEach(
     OneUnary& one = calls.emplace_back();
     one.address = connection->address_index();
     one.connection = connection;
-    PrepareContext(core.options, deadline, one.context);
+    PrepareContext(core.options, deadline, options.traceparent, one.context);
     for (const auto& [key, value] : metadata) one.context.AddMetadata(key, value);
     grpc::GenericStub stub(one.connection->channel());
     one.reader =

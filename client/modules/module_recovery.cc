@@ -169,10 +169,12 @@ absl::Status RemoteModule::ReplayEntries(const std::vector<RedoLog::Entry>& entr
     for (const SentBackward& kept : entry.backwards) {
       ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
       RETURN_IF_ERROR(ReplayBackward(rpcs(), token_, entry.sequence, kept, one));
+      ++core_.counters.replays;
     }
     for (const StateChange& change : entry.end) {
       ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
       RETURN_IF_ERROR(ReplayEnd(entry.sequence, entry.backwards.size(), change, one));
+      ++core_.counters.replays;
     }
   }
   return absl::OkStatus();

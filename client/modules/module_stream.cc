@@ -125,7 +125,7 @@ absl::Status RunStream(const ClientCore& core, int address, const std::string& m
                        absl::Time deadline, const CallOptions& options, Pushback& pushback) {
   CompletionQueues::Borrowed borrowed(core.queues);
   grpc::ClientContext context;
-  PrepareContext(core.options, deadline, context);
+  PrepareContext(core.options, deadline, options.traceparent, context);
   for (const auto& [key, value] : metadata) context.AddMetadata(key, value);
   const absl::Time begun = core.clock.Now();
   std::shared_ptr<Connection> connection = core.connections.Acquire(bytes, {}, address);

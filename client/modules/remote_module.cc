@@ -74,6 +74,7 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
     absl::Status status = attempt(one);
     if (status.ok()) {
       core_.budget.OnSuccess();
+      core_.counters.Ended(true);
       return status;
     }
     if (options.stop.stop_requested()) return absl::CancelledError("the caller cancelled the call");
@@ -83,11 +84,13 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
     }
     const bool is_gone = absl::IsUnavailable(status) && !DetailOf(status).has_value();
     if (recovers && is_gone && recoveries < kMaxRecoveries && FailOver(life, deadline, options)) {
+      ++core_.counters.failovers;
       ++recoveries;
       continue;
     }
     if (recovers && IsDraining(status) && recoveries < kMaxRecoveries &&
         Move(life, deadline, options)) {
+      ++core_.counters.failovers;
       ++recoveries;
       continue;
     }
@@ -101,7 +104,11 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
     std::optional<absl::Duration> delay =
         RetryDelay(core_.options.retry, failed, absl::Uniform(random, 0.0, 1.0));
     const bool in_time = delay && core_.clock.Now() + *delay < deadline;
-    if (!in_time || !core_.budget.TakeFor(failed)) return status;
+    if (!in_time || !core_.budget.TakeFor(failed)) {
+      core_.counters.Ended(false);
+      return status;
+    }
+    core_.counters.Retried(*delay);
     RETURN_IF_ERROR(WaitFor(*delay, options));
   }
 }

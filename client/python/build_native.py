@@ -73,12 +73,13 @@ def hide_symbols(library, ours):
 
 
 def main(library, folder, *programs):
-    """All of them or none: what is half made is no folder of that name."""
+    """All of them or none: what is half made is no folder of that name. library: None where there are programs alone."""
     unfinished = folder.rstrip("/") + ".unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     os.makedirs(unfinished)
-    sources = {os.path.basename(path): path for path in (library, *programs)}
-    for path in (library, *programs):
+    made = [path for path in (library, *programs) if path]
+    sources = {os.path.basename(path): path for path in made}
+    for path in made:
         sources.update(dependencies(path))
     for name, path in sources.items():
         is_program = path in programs

@@ -29,6 +29,9 @@ struct CallOptions {
   // ≤ 64 bytes, in the server's logs; empty: a random one. A kept Forward needs one of its own: the
   // next of the same name takes its residual's place.
   std::string request_id;
+  // W3C's, of the span that the call is part of: in the server's logs, and parent of its spans.
+  // Empty: none.
+  std::string traceparent;
   // Forward: also capture the attention map. The call is then sent in one piece, to the server that
   // keeps the previous map if there is one.
   std::optional<CaptureOptions> capture;

@@ -98,6 +98,9 @@ absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(const ServerOpti
   ASSIGN_OR_RETURN(StagingPool staging, StagingPool::Create(options.admission.memory_bytes));
   auto server = std::unique_ptr<AttndServer>(
       new AttndServer(options, std::move(devices), std::move(staging), clock, log));
+  if (!options.otlp_endpoint.empty()) {
+    RETURN_IF_ERROR(server->metrics_.ExportSpans(options.otlp_endpoint, options.version));
+  }
   RETURN_IF_ERROR(server->StartSecurity());
   RETURN_IF_ERROR(server->devices_.Check(server->staging_));
   const TokenIssuer issuer{ReplicaOf(options), NewBootEpoch()};

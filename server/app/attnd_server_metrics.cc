@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "server/app/attnd_server.h"
+#include "server/app/lender.h"
 #include "server/keep/keep.h"
 #include "server/metrics/resident_memory.h"
 #include "server/modules/modules.h"
@@ -36,6 +37,7 @@ void AttndServer::SampleState() {
   SampleCaptures();
   SampleModules();
   SampleCertificates();
+  if (options_.lend.lent.has_value()) AddLendMetrics(*options_.lend.lent, true, sampled);
 }
 
 // Read at each scrape: they are replaced while the daemon runs.

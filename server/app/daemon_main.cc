@@ -2,12 +2,12 @@
 
 #include <google/protobuf/stubs/logging.h>
 #include <grpc/grpc.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdio>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <utility>
@@ -27,6 +27,7 @@
 #include "server/app/attnd_server.h"
 #include "server/app/flags.h"
 #include "server/app/grpc_log.h"
+#include "server/app/lender.h"
 #include "server/app/server_files.h"
 #include "server/security/auth.h"
 
@@ -83,32 +84,6 @@ bool QuietFor(absl::Duration time) {
   return true;
 }
 
-// A link, a pipe, a device (/dev/stdout): written to where it is, and neither removed nor replaced.
-bool StaysInPlace(const std::string& path) {
-  struct stat what;
-  return lstat(path.c_str(), &what) == 0 && !S_ISREG(what.st_mode);
-}
-
-// Readers of a plain file see either none or all of it.
-absl::Status WritePorts(const std::string& path, const std::string& text) {
-  const bool in_place = StaysInPlace(path);
-  const std::string written = in_place ? path : absl::StrCat(path, ".tmp");
-  std::ofstream file(written);
-  file << text;
-  file.close();
-  if (file.fail() || (!in_place && std::rename(written.c_str(), path.c_str()) != 0)) {
-    return absl::UnavailableError(absl::StrCat("cannot write ", path));
-  }
-  return absl::OkStatus();
-}
-
-// Of an earlier start: a reader that waits for the file must not see an old port.
-void RemovePortFiles(const ServerOptions& options) {
-  for (const std::string& path : {options.port_file, options.metrics_port_file}) {
-    if (!path.empty() && !StaysInPlace(path)) std::remove(path.c_str());
-  }
-}
-
 absl::Status WritePortFiles(const ServerOptions& options, const AttndServer& server) {
   std::string ports;
   for (const std::string& address : server.addresses()) {
@@ -151,17 +126,44 @@ class Watchdog {
   bool stuck_ = false;
 };
 
-// Until a signal to stop, or until a device is lost: then the others finish what they have.
+enum class Input { kQuiet, kSaid, kEnded };
+
+// From whoever keeps the other end of standard input.
+Input LookAtInput() {
+  char said[4096];
+  pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+  if (poll(&input, 1, 0) <= 0) return Input::kQuiet;
+  const ssize_t bytes = read(STDIN_FILENO, said, sizeof(said));
+  return bytes == 0 ? Input::kEnded : bytes > 0 ? Input::kSaid : Input::kQuiet;
+}
+
+constexpr absl::string_view kEndOfInput = "end_of_input";
+
+// Why to stop, or nothing. A lender says that a signal has come to it, and ends the input to have
+// its GPUs back; what others say is ignored.
+absl::string_view CauseToStop(const ServerOptions& options, const AttndServer& server) {
+  if (!QuietFor(kLostPoll)) return "signal";
+  if (server.device_lost()) return "device_lost";
+  const Input input = options.stop_at_eof ? LookAtInput() : Input::kQuiet;
+  if (input == Input::kEnded) return kEndOfInput;
+  return input == Input::kSaid && options.lend.lent.has_value() ? "signal" : "";
+}
+
+// Until a signal to stop, or until a device is lost: then the others finish what they have. Nobody
+// waits for balancers who has gone.
 void ServeUntilStopped(const ServerOptions& options, AttndServer& server, Logger& log) {
   Watchdog watchdog(server, log);
-  while (QuietFor(kLostPoll) && !server.device_lost()) watchdog.Look();
-  const absl::Duration delay =
-      server.all_devices_lost() ? absl::ZeroDuration() : options.drain_delay;
-  log.Info("draining", {{"cause", server.device_lost() ? "device_lost" : "signal"},
+  absl::string_view cause;
+  while ((cause = CauseToStop(options, server)).empty()) watchdog.Look();
+  const bool at_once = server.all_devices_lost() || cause == kEndOfInput;
+  const absl::Duration delay = at_once ? absl::ZeroDuration() : options.drain_delay;
+  const bool given_back = options.lend.lent.has_value() && cause == kEndOfInput;
+  const absl::Duration timeout = given_back ? DrainOfLoan(options.lend) : options.drain_timeout;
+  log.Info("draining", {{"cause", cause},
                         {"delay_seconds", absl::ToDoubleSeconds(delay)},
-                        {"timeout_seconds", absl::ToDoubleSeconds(options.drain_timeout)}});
-  Notify("STOPPING=1", log);
-  server.Drain(delay, options.drain_timeout, QuietFor);
+                        {"timeout_seconds", absl::ToDoubleSeconds(timeout)}});
+  if (!options.lend.lent.has_value()) Notify("STOPPING=1", log);
+  server.Drain(delay, timeout, QuietFor);
   log.Info("stopped");
 }
 
@@ -218,7 +220,7 @@ int Serve(const ServerOptions& options, const DeviceFactory& make_devices) {
                        {"architecture", info.architecture},
                        {"threads", info.threads},
                        {"memory_bytes", options.admission.memory_bytes}});
-  Notify("READY=1", log);
+  if (!options.lend.lent.has_value()) Notify("READY=1", log);
   ServeUntilStopped(options, **server, log);
   return (*server)->device_lost() ? kExitDeviceLost : 0;
 }
@@ -249,6 +251,18 @@ bool AsksForCheck(int argc, char** argv) {
   return false;
 }
 
+// The process of --lend: its child serves.
+int LendGpus(const ServerOptions& options, char** argv) {
+  Logger log(stderr, options.log_format, options.log_level);
+  auto lender = Lender::Start(options, argv, QuietFor, log);
+  if (!lender.ok()) return Fail(log, lender.status());
+  Notify("READY=1", log);
+  absl::StatusOr<int> code = (*lender)->Run();
+  if (code.ok()) return *code;
+  log.Error("lending_failed", {{"message", code.status().message()}});
+  return kExitFailed;
+}
+
 }  // namespace
 
 int DaemonMain(int argc, char** argv, const DeviceFactory& make_devices) {
@@ -264,9 +278,14 @@ int DaemonMain(int argc, char** argv, const DeviceFactory& make_devices) {
   }
   if (flags->action == FlagAction::kPrinted) return AfterOutput();
   if (flags->action == FlagAction::kCheckConfig) return CheckConfig(flags->options);
-  TuneForTransport();
   flags->options.version = std::string(kVersion);
   flags->options.revision = std::string(Commit());
+  if (flags->options.lend.enabled) {
+    flags->options.lend.lent = LoansOfLender();
+    if (!flags->options.lend.lent.has_value()) return LendGpus(flags->options, argv);
+    flags->options.stop_at_eof = true;
+  }
+  TuneForTransport();
   return Serve(flags->options, make_devices);
 }
 

@@ -34,6 +34,7 @@ struct RawFlags {
   double mask_memory_mib = -1;
   double module_memory_mib = -1, caller_module_mib = 0, module_save_s;
   double module_state_mib = 0, module_state_days;
+  double lend_after_s, lend_within_s;
   bool check_config = false;
   std::string log_format = "text", log_level = "info";
   std::string devices = "all";
@@ -53,6 +54,8 @@ RawFlags DefaultsOf(const ServerOptions& o) {
   raw.drain_delay_s = seconds(o.drain_delay);
   raw.drain_timeout_s = seconds(o.drain_timeout);
   raw.slow_call_s = seconds(o.slow_call);
+  raw.lend_after_s = seconds(o.lend.after);
+  raw.lend_within_s = seconds(o.lend.within);
   raw.module_save_s = seconds(o.modules.save_every);
   raw.module_state_days = seconds(o.modules.state_age) / (24 * 3600);
   raw.shared_memory_mib = Mib(o.shared_memory.max_bytes);
@@ -270,7 +273,7 @@ void AddModules(CLI::App& app, ServerOptions& o, RawFlags& raw) {
       "seconds between saves to a disk. Lower it to lose less in a crash.");
 }
 
-void AddOperation(CLI::App& app, RawFlags& raw) {
+void AddOperation(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   const char* group = "Operation";
   app.add_option("--drain_delay", raw.drain_delay_s,
                  "seconds of NOT_SERVING while new calls are accepted; skipped if all GPUs are "
@@ -281,6 +284,23 @@ void AddOperation(CLI::App& app, RawFlags& raw) {
                  "seconds for running calls to finish. The service manager's stop timeout must be "
                  "longer. Raise it for long calls.")
       ->capture_default_str()
+      ->group(group);
+  app.add_flag("--lend", o.lend.enabled,
+               "serve only while nobody else uses the GPUs, as NVML tells, and give them back when "
+               "another process appears. For hosts with owners.")
+      ->group(group);
+  app.add_option("--lend_after_seconds", raw.lend_after_s,
+                 "idleness of the GPUs before --lend takes them. Raise it where owners pause.")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--lend_within_seconds", raw.lend_within_s,
+                 "time in which --lend gives the GPUs' memory back; what still runs then is cut. "
+                 "Raise it if owners can wait.")
+      ->capture_default_str()
+      ->group(group);
+  app.add_flag("--stop_at_eof", o.stop_at_eof,
+               "drain when standard input ends. For programs that start attnd as a child and keep "
+               "the other end of a pipe: it stops with them.")
       ->group(group);
   app.add_option("--log_format", raw.log_format, "text or json. Set json for a log collector.")
       ->capture_default_str()
@@ -293,6 +313,10 @@ void AddOperation(CLI::App& app, RawFlags& raw) {
       ->group(group);
   app.add_option("--slow_call_seconds", raw.slow_call_s, "a call that took longer is logged.")
       ->capture_default_str()
+      ->group(group);
+  app.add_option("--otlp_endpoint", o.otlp_endpoint,
+                 "http://host:port of a collector that gets spans of calls whose callers sample "
+                 "them (OTLP over HTTP). Empty: none.")
       ->group(group);
   app.add_flag("--check_config", raw.check_config,
                "check the options and what they name, report what is wrong, and exit.")
@@ -362,6 +386,9 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   o.drain_delay = absl::Seconds(raw.drain_delay_s);
   o.drain_timeout = absl::Seconds(raw.drain_timeout_s);
   o.slow_call = absl::Seconds(raw.slow_call_s);
+  o.lend.after = absl::Seconds(raw.lend_after_s);
+  o.lend.within = absl::Seconds(raw.lend_within_s);
+  if (o.lend.enabled && o.backend == "auto") o.backend = "cuda";
   o.log_format = raw.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
   o.log_level = ParseSeverity(raw.log_level);
 }
@@ -400,7 +427,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   AddSharedMemory(app, o, raw);
   AddMasks(app, raw);
   AddModules(app, o, raw);
-  AddOperation(app, raw);
+  AddOperation(app, o, raw);
   RequireNumbers(app);
   try {  // CLI11 reports by throwing
     app.parse(FlagWords(argc, argv));

@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "net/listen_address.h"
+#include "server/metrics/span_export.h"
 
 namespace attnd {
 namespace {
@@ -160,6 +161,12 @@ absl::Status CheckLimits(const ServerOptions& o) {
   RETURN_IF_ERROR(InRange("max_launch_ms", o.max_launch_ms, 1, 10000));
   RETURN_IF_ERROR(InRangeMib("shared_memory_limit_mib", o.shared_memory.max_bytes, 1, 64 * tib));
   RETURN_IF_ERROR(InRange("slow_call_seconds", seconds(o.slow_call), 0, most_seconds));
+  if (!o.otlp_endpoint.empty()) RETURN_IF_ERROR(SpanExport::CheckEndpoint(o.otlp_endpoint));
+  RETURN_IF_ERROR(InRange("lend_after_seconds", seconds(o.lend.after), 0, most_seconds));
+  RETURN_IF_ERROR(InRange("lend_within_seconds", seconds(o.lend.within), 0.5, 3600));
+  if (o.lend.enabled && o.backend != "cuda") {
+    return Wrong("lend", "the backend cuda or auto", o.backend);
+  }
   RETURN_IF_ERROR(InRange("drain_delay", seconds(o.drain_delay), 0, most_seconds));
   return InRange("drain_timeout", seconds(o.drain_timeout), 0, most_seconds);
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,18 @@
 #include "server/shared_memory/shared_memory.h"
 
 namespace attnd {
+
+// Idle GPUs are lent: a process that touches none starts the daemon as its child (lender.h).
+struct LendOptions {
+  bool enabled = false;
+  absl::Duration after = absl::Seconds(60);    // of idleness
+  absl::Duration within = absl::Seconds(1.5);  // memory is given back
+  // In the child alone: what its parent has counted.
+  struct Loans {
+    int64_t drained = 0, killed = 0;  // how daemons ended when GPUs were given back
+  };
+  std::optional<Loans> lent;
+};
 
 struct ServerOptions {
   std::vector<std::string> listen = {"127.0.0.1:7070"};
@@ -54,10 +67,14 @@ struct ServerOptions {
   SharedMemoryLimits shared_memory;
   absl::Duration drain_delay = absl::Seconds(5);
   absl::Duration drain_timeout = absl::Seconds(60);
+  LendOptions lend;
+  bool stop_at_eof = false;  // drain, without a delay, when standard input ends
 
   LogFormat log_format = LogFormat::kText;
   Severity log_level = Severity::kInfo;
   absl::Duration slow_call = absl::Seconds(10);  // calls that take longer get a line
+
+  std::string otlp_endpoint;  // of a collector of spans; empty: none
 
   std::string version = "unknown";   // of the release
   std::string revision = "unknown";  // the commit

@@ -3,7 +3,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <system_error>
 
@@ -45,6 +47,11 @@ absl::Status CheckPortFile(absl::string_view flag, const std::string& path) {
   return fits ? absl::OkStatus() : WrongFile(flag, "a file that this user can write to", path);
 }
 
+bool StaysInPlace(const std::string& path) {
+  struct stat what;
+  return lstat(path.c_str(), &what) == 0 && !S_ISREG(what.st_mode);
+}
+
 }  // namespace
 
 absl::Status CheckFiles(const ServerOptions& options) {
@@ -61,6 +68,24 @@ absl::Status CheckFiles(const ServerOptions& options) {
   }
   if (options.token_file.empty()) return absl::OkStatus();
   return Authenticator::FromTokenFile(options.token_file).status();
+}
+
+absl::Status WritePorts(const std::string& path, const std::string& text) {
+  const bool in_place = StaysInPlace(path);
+  const std::string written = in_place ? path : absl::StrCat(path, ".tmp");
+  std::ofstream file(written);
+  file << text;
+  file.close();
+  if (file.fail() || (!in_place && std::rename(written.c_str(), path.c_str()) != 0)) {
+    return absl::UnavailableError(absl::StrCat("cannot write ", path));
+  }
+  return absl::OkStatus();
+}
+
+void RemovePortFiles(const ServerOptions& options) {
+  for (const std::string& path : {options.port_file, options.metrics_port_file}) {
+    if (!path.empty() && !StaysInPlace(path)) std::remove(path.c_str());
+  }
 }
 
 }  // namespace attnd

@@ -3,6 +3,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/status_macros.h"
 #include "server/call/status_details.h"
 
 namespace attnd {
@@ -15,28 +16,33 @@ const Buckets& KernelBuckets() {
                                   1e-2, 2e-2, 5e-2, 0.1,  0.2,  0.5,  1,    2,    5};
   return buckets;
 }
+// Two a decade: every daemon has these from the start, and a Prometheus has a thousand daemons.
+const Buckets& StageBuckets() {
+  static const Buckets buckets = {1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3};
+  return buckets;
+}
 const Buckets& QueueBuckets() {
-  static const Buckets buckets = {0,    1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3,
-                                  5e-3, 1e-2, 2e-2, 5e-2, 0.1,  0.2,  0.5,  1};
+  static const Buckets buckets = {0, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3};
+  return buckets;
+}
+const Buckets& LifetimeBuckets() {
+  static const Buckets buckets = {0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600};
   return buckets;
 }
 const Buckets& RequestBuckets() {
-  static const Buckets buckets = {1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2,
-                                  0.1,  0.2,  0.5,  1,    2,    5,    10,   20,   60};
+  static const Buckets buckets = {1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30, 60};
   return buckets;
 }
-Buckets PowersOfTwo(double first, double last) {
+Buckets PowersOfFour(double first, double last) {
   Buckets buckets;
-  for (double bound = first; bound <= last; bound *= 2) buckets.push_back(bound);
+  for (double bound = first; bound <= last; bound *= 4) buckets.push_back(bound);
   return buckets;
 }
 
-constexpr const char* kCodes[] = {
-    "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
-    "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
-    "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
-    "DATA_LOSS", "UNAUTHENTICATED"};
-constexpr int kCodeCount = 17;
+// What the objective counts: there from the start, so that the first one is seen. Others come with
+// the first call that ends so.
+constexpr const char* kCodes[] = {"OK",          "UNKNOWN",           "INTERNAL",
+                                  "UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS"};
 constexpr const char* kStageNames[kRequestStages] = {"receive", "queue", "h2d",
                                                      "kernel",  "d2h",   "send"};
 constexpr Direction kDirections[] = {Direction::kForward, Direction::kBackward};
@@ -73,13 +79,25 @@ constexpr std::pair<absl::string_view, const char*> kCutLabels[] = {
     {reason::kDeadlineExceededTransfer, "too_long"},
 };
 
-// Requests of the others are unary: gRPC has them whole before the call is known here.
-bool HasStreams(Method method) { return method == Method::kForward || method == Method::kBackward; }
+// Forward and Backward: series of the others come with their first call.
+bool IsAttention(Method method) {
+  return method == Method::kForward || method == Method::kBackward;
+}
 
 int At(Direction direction, Priority priority) {
   return static_cast<int>(direction) * kPriorities + static_cast<int>(priority);
 }
 std::string Name(absl::string_view text) { return std::string(text); }
+
+prometheus::Labels CutLabels(Method method, WorkStage stage, const char* reason) {
+  return {{"method", Name(MethodName(method))},
+          {"stage", Name(WorkStageName(stage))},
+          {"reason", reason}};
+}
+prometheus::Labels QueueLabels(Direction direction, Priority priority) {
+  return {{"direction", Name(DirectionName(direction))},
+          {"priority", Name(PriorityName(priority))}};
+}
 
 // "CUDA_ERROR_ILLEGAL_ADDRESS" in a driver's message; empty when there is none.
 std::string CudaErrorIn(absl::string_view message) {
@@ -134,11 +152,9 @@ prometheus::Family<prometheus::Histogram>& Metrics::HistogramFamily(const char* 
 }
 
 void Metrics::MakeRequestSeries() {
-  auto& requests =
-      CounterFamily("attnd_requests_total", "Requests answered, by method and gRPC code.");
-  auto& durations =
-      HistogramFamily("attnd_request_duration_seconds",
-                      "From the arrival of the whole request to the end of its answer.");
+  requests_ = &CounterFamily("attnd_requests_total", "Requests answered, by method and gRPC code.");
+  durations_ = &HistogramFamily("attnd_request_duration_seconds",
+                                "From the arrival of the whole request to the end of its answer.");
   auto& stages = HistogramFamily("attnd_request_stage_duration_seconds",
                                  "Parts of a successful request's time; their sum is the request.");
   auto& refusals =
@@ -151,16 +167,16 @@ void Metrics::MakeRequestSeries() {
       HistogramFamily("attnd_request_tokens", "Query rows of an admitted request, over its batch.");
   for (int m = 0; m < kMethods; ++m) {
     std::string method = Name(MethodName(static_cast<Method>(m)));
-    for (const char* code : kCodes)
-      requests_.push_back(&requests.Add({{"method", method}, {"code", code}}));
-    durations_.push_back(&durations.Add({{"method", method}}, RequestBuckets()));
     in_flight_.push_back(&in_flight.Add({{"method", method}}));
-    if (m > static_cast<int>(Method::kBackward)) continue;
-    refusals_.push_back(&refusals.Add({{"method", method}}, KernelBuckets()));
+    if (!IsAttention(static_cast<Method>(m))) continue;
+    for (const char* code : kCodes) requests_->Add({{"method", method}, {"code", code}});
+    answered_.push_back(&requests_->Add({{"method", method}, {"code", "OK"}}));
+    took_.push_back(&durations_->Add({{"method", method}}, RequestBuckets()));
+    refusals_.push_back(&refusals.Add({{"method", method}}, StageBuckets()));
     for (const char* stage : kStageNames) {
-      stages_.push_back(&stages.Add({{"method", method}, {"stage", stage}}, KernelBuckets()));
+      stages_.push_back(&stages.Add({{"method", method}, {"stage", stage}}, StageBuckets()));
     }
-    tokens_.push_back(&tokens.Add({{"method", method}}, PowersOfTwo(128, 1 << 20)));
+    tokens_.push_back(&tokens.Add({{"method", method}}, PowersOfFour(256, 1 << 20)));
   }
   auto& rejected = CounterFamily("attnd_rejected_requests_total",
                                  "Requests refused before any work, by reason.");
@@ -180,32 +196,23 @@ void Metrics::MakeQueueSeries() {
     cancelled_.push_back(&cancelled.Add({{"stage", stage}}));
     expired_.push_back(&expired.Add({{"stage", stage}}));
   }
-  auto& cut = CounterFamily("attnd_calls_cut_total",
-                            "Calls ended because their peer sent or read too slowly.");
-  for (int number = 0; number < kMethods; ++number) {
-    const auto method = static_cast<Method>(number);
+  cut_ = &CounterFamily("attnd_calls_cut_total",
+                        "Calls ended because their peer sent or read too slowly.");
+  for (Method method : {Method::kForward, Method::kBackward}) {
     for (WorkStage stage : {WorkStage::kReceive, WorkStage::kSend}) {
-      for (const auto& [reason, label] : kCutLabels) {
-        const bool never = !HasStreams(method) && stage == WorkStage::kReceive;
-        cut_.push_back(never ? nullptr
-                             : &cut.Add({{"method", Name(MethodName(method))},
-                                         {"stage", Name(WorkStageName(stage))},
-                                         {"reason", label}}));
-      }
+      for (const auto& [reason, label] : kCutLabels) cut_->Add(CutLabels(method, stage, label));
     }
   }
-  auto& duration = HistogramFamily("attnd_queue_duration_seconds",
-                                   "From admission until a device slot takes the request.");
+  queue_duration_ = &HistogramFamily("attnd_queue_duration_seconds",
+                                     "From admission until a device slot takes the request.");
   auto& batch = HistogramFamily("attnd_batch_requests", "Requests in one launch.");
   auto& batch_tokens = HistogramFamily("attnd_batch_tokens", "Query rows in one launch.");
   for (Direction direction : kDirections) {
     std::string name = Name(DirectionName(direction));
-    batch_.push_back(&batch.Add({{"direction", name}}, PowersOfTwo(1, 512)));
-    batch_tokens_.push_back(&batch_tokens.Add({{"direction", name}}, PowersOfTwo(128, 1 << 20)));
-    for (Priority priority : kPriorityList) {
-      prometheus::Labels labels = {{"direction", name}, {"priority", Name(PriorityName(priority))}};
-      queue_duration_.push_back(&duration.Add(labels, QueueBuckets()));
-    }
+    batch_.push_back(&batch.Add({{"direction", name}}, PowersOfFour(1, 256)));
+    batch_tokens_.push_back(&batch_tokens.Add({{"direction", name}}, PowersOfFour(256, 1 << 20)));
+    queued_.push_back(
+        &queue_duration_->Add(QueueLabels(direction, Priority::kNormal), QueueBuckets()));
   }
 }
 
@@ -239,7 +246,7 @@ void Metrics::MakeLeaseSeries() {
                        .Add({});
   lease_lifetime_ =
       &HistogramFamily("attnd_lease_lifetime_seconds", "From the grant of a residual to its end.")
-           .Add({}, RequestBuckets());
+           .Add({}, LifetimeBuckets());
 }
 
 Metrics::Leases Metrics::MakeLeases(const std::string& place) {
@@ -269,6 +276,15 @@ void Metrics::MakeStateSeries() {
                         "1 when the engine gave a known answer and the server takes calls.")
                 .Add({});
   draining_ = &GaugeFamily("attnd_draining", "1 from the first SIGTERM on.").Add({});
+}
+
+absl::Status Metrics::ExportSpans(const std::string& endpoint, const std::string& version) {
+  ASSIGN_OR_RETURN(spans_, SpanExport::Start(endpoint, version));
+  sampled_->AddCounter("attnd_spans_exported_total", "Calls whose spans a collector has taken.", {},
+                       [this] { return static_cast<double>(spans_->exported()); });
+  sampled_->AddCounter("attnd_spans_dropped_total", "Calls whose spans no collector has taken.", {},
+                       [this] { return static_cast<double>(spans_->dropped()); });
+  return absl::OkStatus();
 }
 
 void Metrics::SetBuildInfo(absl::string_view version, absl::string_view revision,
@@ -329,8 +345,13 @@ void Metrics::CallFinished(Method method, absl::StatusCode code, absl::string_vi
                            absl::Duration duration) {
   int m = static_cast<int>(method);
   in_flight_[m]->Increment(-1);
-  requests_[m * kCodeCount + static_cast<int>(code)]->Increment();
-  durations_[m]->Observe(absl::ToDoubleSeconds(duration));
+  const bool usual = code == absl::StatusCode::kOk && IsAttention(method);
+  const std::string name = usual ? "" : Name(MethodName(method));
+  (usual ? *answered_[m]
+         : requests_->Add({{"method", name}, {"code", absl::StatusCodeToString(code)}}))
+      .Increment();
+  (IsAttention(method) ? *took_[m] : durations_->Add({{"method", name}}, RequestBuckets()))
+      .Observe(absl::ToDoubleSeconds(duration));
   if (code == absl::StatusCode::kOk) return;
   auto rejected = rejected_.find(reason);
   if (rejected != rejected_.end()) {
@@ -357,7 +378,10 @@ int64_t Metrics::TokensOf(const AttentionCall& call) {
 }
 
 void Metrics::CallQueued(Direction direction, Priority priority, absl::Duration waited) {
-  queue_duration_[At(direction, priority)]->Observe(absl::ToDoubleSeconds(waited));
+  (priority == Priority::kNormal
+       ? *queued_[static_cast<int>(direction)]
+       : queue_duration_->Add(QueueLabels(direction, priority), QueueBuckets()))
+      .Observe(absl::ToDoubleSeconds(waited));
 }
 
 void Metrics::CallStopped(WorkStage stage, bool expired) {
@@ -365,9 +389,8 @@ void Metrics::CallStopped(WorkStage stage, bool expired) {
 }
 
 void Metrics::CallCut(Method method, WorkStage stage, absl::string_view reason) {
-  const size_t first = 2 * static_cast<size_t>(method) + (stage == WorkStage::kSend);
-  for (size_t n = 0; n < std::size(kCutLabels); ++n) {
-    if (kCutLabels[n].first == reason) cut_[first * std::size(kCutLabels) + n]->Increment();
+  for (const auto& [known, label] : kCutLabels) {
+    if (known == reason) cut_->Add(CutLabels(method, stage, label)).Increment();
   }
 }
 

@@ -1,8 +1,8 @@
 // Metrics: every series that the daemon exposes, its name, unit, labels and buckets;
 // docs/METRICS.md explains them. Calls of attention add to the series of this class, callers' to
 // CallerMetrics, modules' to ModuleMetrics; what is read at a scrape is in SampledMetrics. Series
-// exist from the start (those of a kernel since its first launch), so the request path adds to them
-// and looks none up. Prefix attnd_. Any thread.
+// of Forward and Backward exist from the start; those of rare outcomes and other methods come with
+// the first one, so that an idle daemon has at most 500. Prefix attnd_. Any thread.
 #pragma once
 
 #include <prometheus/collectable.h>
@@ -30,6 +30,7 @@
 #include "server/metrics/caller_metrics.h"
 #include "server/metrics/module_metrics.h"
 #include "server/metrics/sampled_metrics.h"
+#include "server/metrics/span_export.h"
 
 namespace attnd {
 
@@ -145,6 +146,10 @@ class Metrics {
   void KernelRan(const KernelSeries& series, double seconds, double flops);
   void KernelFailed(int device, Direction direction, const absl::Status& status);
 
+  // Spans of calls go to this collector from now on: SpanExport::Start. Before calls come.
+  absl::Status ExportSpans(const std::string& endpoint, const std::string& version);
+  SpanExport* spans() const { return spans_.get(); }  // null: nobody wants them
+
   // For series that are read when they are scraped.
   const std::shared_ptr<SampledMetrics>& sampled() const { return sampled_; }
 
@@ -180,19 +185,23 @@ class Metrics {
   const std::shared_ptr<SampledMetrics> sampled_;
   CallerMetrics callers_;
   std::optional<ModuleMetrics> modules_;
+  std::unique_ptr<SpanExport> spans_;
 
-  Counters requests_;                                      // [method][code]
-  Histograms durations_;                                   // [method]
+  prometheus::Family<Counter>* requests_ = nullptr;
+  Counters answered_;  // [method], OK; as the next two
+  prometheus::Family<Histogram>* durations_ = nullptr;
+  Histograms took_;                                        // [method], Forward and Backward
   Histograms refusals_;                                    // [method], Forward and Backward
   Histograms stages_;                                      // [method][stage], Forward and Backward
   Gauges in_flight_;                                       // [method]
   Histograms tokens_;                                      // [direction]
   std::map<std::string, Counter*, std::less<>> rejected_;  // by reason, fixed
   Counters cancelled_, expired_;                           // [work stage]
-  Counters cut_;                                           // [method][receive, send][idle, ...]
-  Histograms queue_duration_;                              // [direction][priority]
-  Histograms batch_, batch_tokens_;                        // [direction]
-  Counters received_, sent_;                               // [tcp, uds, memfd]
+  prometheus::Family<Counter>* cut_ = nullptr;
+  prometheus::Family<Histogram>* queue_duration_ = nullptr;
+  Histograms queued_;                // [direction], normal priority
+  Histograms batch_, batch_tokens_;  // [direction]
+  Counters received_, sent_;         // [tcp, uds, memfd]
   Counter* copied_ = nullptr;
   std::map<std::string, Counter*, std::less<>> auth_failures_;
   Leases host_leases_;

@@ -13,7 +13,7 @@ constexpr std::array<const char*, kModuleStages> kStages = {"queue", "compute"};
 constexpr std::array<const char*, kStepOutcomes> kOutcomes = {"applied", "skipped", "replayed",
                                                               "refused"};
 
-const prometheus::Histogram::BucketBoundaries& StageBuckets() {
+const prometheus::Histogram::BucketBoundaries& ModuleBuckets() {
   static const prometheus::Histogram::BucketBoundaries buckets = {
       1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30, 100};
   return buckets;
@@ -42,7 +42,7 @@ absl::string_view ModuleMethodName(ModuleMethod method) {
   return kMethodNames[static_cast<size_t>(method)];
 }
 
-// Series of single devices are there from the start, those of several from their first use on.
+// Durations have series since their first: an idle daemon's would be a seventh of its scrape.
 ModuleMetrics::ModuleMetrics(prometheus::Registry& registry,
                              const std::vector<std::string>& devices)
     : calls_(Counters(registry, "attnd_module_calls_total",
@@ -66,9 +66,6 @@ ModuleMetrics::ModuleMetrics(prometheus::Registry& registry,
     rows_[direction] = &rows.Add({{"direction", kPasses[direction]}});
     for (const std::string& device : devices) {
       flops_.Add(DeviceLabels(device, direction));
-      for (int stage = 0; stage < kModuleStages; ++stage) {
-        durations_.Add(StageLabels(device, direction, stage), StageBuckets());
-      }
     }
   }
   for (const std::string& device : devices) recomputed_layers_.Add({{"device", device}});
@@ -103,7 +100,7 @@ void ModuleMetrics::Computed(const std::string& devices, bool is_forward, int64_
   const int direction = is_forward ? 0 : 1;
   rows_[direction]->Increment(static_cast<double>(rows));
   const auto observe = [&](ModuleStage stage, absl::Duration time) {
-    durations_.Add(StageLabels(devices, direction, static_cast<int>(stage)), StageBuckets())
+    durations_.Add(StageLabels(devices, direction, static_cast<int>(stage)), ModuleBuckets())
         .Observe(absl::ToDoubleSeconds(time));
   };
   observe(ModuleStage::kQueue, queued);

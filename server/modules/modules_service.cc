@@ -31,6 +31,22 @@ absl::Status TooManyOfCaller(const std::string& caller, int64_t most) {
       absl::Milliseconds(100));
 }
 
+void ExportSpan(SpanExport& spans, TraceContext trace, ModuleMethod method,
+                const std::string& caller, absl::Time begin, absl::Duration compute,
+                const absl::Status& status) {
+  spans.Add(
+      {.trace = std::move(trace),
+       .name = absl::StrCat("attnd.v1.Modules/", ModuleMethodName(method)),
+       .begin = begin,
+       .end = absl::Now(),
+       .stages = {},
+       .attributes = {{"rpc.system", "grpc"},
+                      {"attnd.caller", caller},
+                      {"attnd.compute_seconds", absl::StrCat(absl::ToDoubleSeconds(compute))}},
+       .ok = status.ok(),
+       .error = std::string(status.message())});
+}
+
 }  // namespace
 
 void ModulesService::Start(ModuleMethod method, CallStream& stream) {
@@ -59,7 +75,7 @@ absl::Status ModulesService::Enter(CallStream& stream, const std::string& caller
 }
 
 void ModulesService::Serve(ModuleMethod method, CallStream& stream, const std::string& caller) {
-  const absl::Time latest = absl::Now() + deps_.longest;
+  const absl::Time begin = absl::Now(), latest = begin + deps_.longest;
   ModuleCall call{stream, caller,
                   CallWait{stream.stop(), std::min(latest, DeadlineOf(stream.context()))},
                   absl::ZeroDuration()};
@@ -71,6 +87,11 @@ void ModulesService::Serve(ModuleMethod method, CallStream& stream, const std::s
                                              .received_bytes = stream.received_bytes(),
                                              .sent_bytes = stream.sent_bytes(),
                                              .compute = call.compute});
+  TraceContext trace = TraceOf(stream.context());
+  if (trace.sampled && deps_.streams.metrics.spans() != nullptr) {
+    ExportSpan(*deps_.streams.metrics.spans(), std::move(trace), method, caller, begin,
+               call.compute, status);
+  }
   Finish(method, stream, caller, status);
 }
 
@@ -90,6 +111,7 @@ void ModulesService::Finish(ModuleMethod method, CallStream& stream, const std::
                      {"reason", ReasonOf(status)},
                      {"message", status.message()},
                      {"caller", caller},
+                     {"trace_id", TraceOf(stream.context()).trace_id},
                      {"lines_left_out", *left_out}});
     }
   }

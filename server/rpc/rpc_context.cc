@@ -45,6 +45,7 @@ RpcContext::RpcContext(const ServiceDeps& deps, grpc::ServerContextBase& context
       deadline_(DeadlineOf(context)),
       peer_(context.peer()),
       unix_socket_(absl::StartsWith(peer_, "unix")),
+      trace_(TraceOf(context)),
       room_(deps.calls.call_bytes(), kAdmittedReply) {
   deps_.metrics.CallStarted(MethodOf(direction_));
 }
@@ -177,6 +178,7 @@ void RpcContext::Close() {
     used_.ok = status_.ok();
     deps_.metrics.callers().CallEnded(CallerLabel(caller_, peer_), used_);
   }
+  if (trace_.sampled && deps_.metrics.spans() != nullptr) ExportSpan(now);
   Log(now - received_at_, reason);
 }
 
@@ -191,6 +193,29 @@ void RpcContext::ReportStages(absl::Time now) {
   metrics.StageTook(method, RequestStage::kDownload, times_.downloaded - times_.kernel_end);
   metrics.StageTook(method, RequestStage::kSend, now - times_.downloaded);
   metrics.CallQueued(direction_, priority_, times_.taken - times_.landed);
+}
+
+// Stages are known of a call that was answered.
+void RpcContext::ExportSpan(absl::Time now) {
+  CallSpan span{.trace = trace_,
+                .name = absl::StrCat("attnd.v1.Attention/", MethodName(MethodOf(direction_))),
+                .begin = received_at_,
+                .end = now,
+                .stages = {},
+                .attributes = {{"rpc.system", "grpc"},
+                               {"attnd.request_id", request_id_},
+                               {"attnd.caller", caller_}},
+                .ok = status_.ok(),
+                .error = std::string(status_.message())};
+  if (status_.ok()) {
+    span.stages = {{"receive", received_at_, times_.admitted},
+                   {"queue", times_.landed, times_.kernel_begin - times_.upload},
+                   {"upload", times_.kernel_begin - times_.upload, times_.kernel_begin},
+                   {"kernel", times_.kernel_begin, times_.kernel_end},
+                   {"download", times_.kernel_end, times_.downloaded},
+                   {"send", times_.downloaded, now}};
+  }
+  deps_.metrics.spans()->Add(std::move(span));
 }
 
 void RpcContext::Log(absl::Duration took, absl::string_view reason) {
@@ -208,6 +233,7 @@ void RpcContext::Log(absl::Duration took, absl::string_view reason) {
                  {"message", status_.message()},
                  {"caller", caller_},
                  {"request_id", request_id_},
+                 {"trace_id", trace_.trace_id},
                  {"milliseconds", absl::ToDoubleMilliseconds(took)},
                  {"lines_left_out", *left_out}});
 }

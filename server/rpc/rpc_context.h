@@ -59,6 +59,7 @@ class RpcContext {
   bool Expired() const;
   absl::Status FindCapture(const AttentionCall& call, CallMemory& memory) const;
   void ReportStages(absl::Time now);
+  void ExportSpan(absl::Time now);
   void Log(absl::Duration took, absl::string_view reason);
 
   const ServiceDeps& deps_;
@@ -69,6 +70,7 @@ class RpcContext {
   const absl::Time received_at_, deadline_;
   const std::string peer_;  // its address
   const bool unix_socket_;
+  const TraceContext trace_;
   CallRoom room_;
   std::string caller_, request_id_;
   absl::Status status_;

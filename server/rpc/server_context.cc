@@ -16,6 +16,12 @@ absl::Time DeadlineOf(const grpc::ServerContextBase& context) {
               : absl::FromUnixSeconds(deadline.tv_sec) + absl::Nanoseconds(deadline.tv_nsec);
 }
 
+TraceContext TraceOf(const grpc::ServerContextBase& context) {
+  const auto found = context.client_metadata().find("traceparent");
+  if (found == context.client_metadata().end()) return {};
+  return ParseTraceparent({found->second.data(), found->second.size()});
+}
+
 void AddPushback(const absl::Status& status, grpc::ServerContextBase& context) {
   std::optional<absl::Duration> delay = RetryAfterOf(status);
   if (!delay.has_value()) return;

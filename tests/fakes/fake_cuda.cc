@@ -12,10 +12,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <iterator>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tests/fakes/fake_gpu.h"
 
@@ -118,6 +120,26 @@ struct EventData {
   unsigned long long type, data;
   unsigned gpu_instance, compute_instance;
 };
+
+// nvmlUtilization_t, nvmlProcessInfo_v2_t.
+struct Utilisation {
+  unsigned gpu, memory;
+};
+struct ProcessInfo {
+  unsigned process_id;
+  unsigned long long used_bytes;
+  unsigned gpu_instance, compute_instance;
+};
+
+// Utilisation and processes of the device.
+std::vector<unsigned> UseOf(void* device) {
+  const char* path = std::getenv("FAKE_NVML_USE");
+  std::vector<unsigned> numbers;
+  if (path == nullptr || device != &world().devices[0]) return numbers;
+  std::ifstream file(path);
+  for (unsigned number = 0; file >> number;) numbers.push_back(number);
+  return numbers;
+}
 
 // Memory larger than anything a test touches is only an address.
 constexpr int64_t kTouchedBytes = int64_t{256} << 20;
@@ -526,12 +548,41 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) {
   *device = &world().devices[std::strncmp(id, "0000:3b", 7) == 0 ? 0 : 1];
   return 0;
 }
+// FAKE_NVML_USE names a file "UTILISATION [PROCESS ...]", that of the first device; others are
+// idle.
+int nvmlDeviceGetCount_v2(unsigned* count) {
+  *count = 2;
+  return 0;
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
+  *device = &world().devices[index];
+  return 0;
+}
+int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {
+  const bool second = std::strcmp(uuid, "GPU-fake-1") == 0;
+  if (!second && std::strcmp(uuid, "GPU-fake-0") != 0) return 6;
+  *device = &world().devices[second ? 1 : 0];
+  return 0;
+}
+int nvmlDeviceGetUtilizationRates(void* device, Utilisation* utilisation) {
+  const std::vector<unsigned> use = UseOf(device);
+  *utilisation = {use.empty() ? 0 : use[0], 0};
+  return 0;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, ProcessInfo* processes) {
+  const std::vector<unsigned> use = UseOf(device);
+  const unsigned found = use.empty() ? 0 : static_cast<unsigned>(use.size() - 1), room = *count;
+  *count = found;
+  if (room < found) return 7;
+  for (unsigned n = 0; n < found; ++n) processes[n] = {use[n + 1], 1 << 20, ~0u, ~0u};
+  return 0;
+}
 int nvmlDeviceGetName(void*, char* text, unsigned bytes) {
   std::strncpy(text, "Fake V100", bytes);
   return 0;
 }
-int nvmlDeviceGetUUID(void*, char* text, unsigned bytes) {
-  std::strncpy(text, "GPU-fake", bytes);
+int nvmlDeviceGetUUID(void* device, char* text, unsigned bytes) {
+  std::strncpy(text, device == &world().devices[0] ? "GPU-fake-0" : "GPU-fake-1", bytes);
   return 0;
 }
 int nvmlDeviceGetTemperature(void*, int, unsigned* value) {

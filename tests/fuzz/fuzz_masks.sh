@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
-sources=$(ls attention/masks/*.cc | grep -v _test.cc)
+sources=$(find attention/masks -name '*.cc' ! -name '*_test.cc')
 clang++ -std=c++20 -O1 -g -UNDEBUG -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
     -I. -o "$build/mask_fuzzer" tests/fuzz/mask_fuzzer.cc $sources \
     -labsl_status -labsl_statusor -labsl_cord -labsl_cordz_info -labsl_strings -labsl_str_format_internal \

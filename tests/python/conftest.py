@@ -1,7 +1,7 @@
 """Fixtures of the Python tests: the package from the source tree, its native library, and live daemons.
 
 Needs patchelf, and of bazel-bin server/attnd, client/attnctl, client/c/libattnd_client.so, tests/fixtures/emulated_attnd and
-forgetful_attnd, which `./dev test` builds.
+forgetful_attnd, tests/fakes/libfake_cuda.so, which `./dev test` builds.
 ATTND_TEST_BACKEND picks the daemon's engine (default: cpu).
 """
 import contextlib

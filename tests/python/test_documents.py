@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SERVER
 
 ELSEWHERE = {  # pages with code in C++ or of deployments, which other tests compile and run
     "docs/CLIENT.md", "docs/DEPLOY.md", "docs/FLEET.md", "docs/MODULES.md", "docs/NUMERICS.md"}
@@ -81,7 +81,7 @@ def expected_output(page):
 
 def run(words, address, cwd=ROOT, **variables):
     environment = {**os.environ, "ATTND_ADDRESS": address, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1",
-                   "HF_HUB_OFFLINE": "1", **variables}
+                   "HF_HUB_OFFLINE": "1", "PATH": f"{os.path.dirname(SERVER)}:{os.environ['PATH']}", **variables}
     done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment,
                           timeout=600)
     assert done.returncode == 0, (words, done.stdout, done.stderr)

@@ -7,11 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 
 import numpy as np
 import pytest
-from conftest import ATTNCTL, LIBRARY, NATIVE, ROOT, SOURCE
+from conftest import ATTNCTL, LIBRARY, NATIVE, ROOT, SERVER, SOURCE
 
 import attnd
 
@@ -19,20 +20,31 @@ import attnd
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-B", os.path.join(SOURCE, "build_wheel.py"), LIBRARY, ATTNCTL, str(folder),
+    subprocess.run([sys.executable, "-B", os.path.join(SOURCE, "build_wheel.py"), "client", LIBRARY, ATTNCTL, str(folder),
                     NATIVE], check=True)
     name, = os.listdir(folder)
     return folder / name
 
 
 @pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory):
-    """The wheel installed by pip, and an environment in which nothing of the source tree is seen."""
-    folder = tmp_path_factory.mktemp("site")
+def server_wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server_wheel")
+    subprocess.run([sys.executable, "-B", os.path.join(SOURCE, "build_wheel.py"), "server", SERVER, str(folder)], check=True)
+    name, = os.listdir(folder)
+    return folder / name
+
+
+def install(folder, *wheels):
+    """By pip, and an environment in which nothing of the source tree is seen."""
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--disable-pip-version-check",
-                    "--root-user-action=ignore", "--target", str(folder), str(wheel)], check=True)
+                    "--root-user-action=ignore", "--target", str(folder), *map(str, wheels)], check=True)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ATTND_")}
     return {**environment, "PYTHONPATH": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    return install(tmp_path_factory.mktemp("site"), wheel)
 
 
 def run(environment, *arguments):
@@ -73,10 +85,78 @@ def test_twine_accepts_the_wheel(wheel, tmp_path):
     assert status == 1 and "long_description" in text
 
 
-def test_auditwheel_finds_the_tag_right(wheel):
-    tag = re.search(r"manylinux_2_\d+_x86_64", wheel.name).group()
-    status, text = tool("auditwheel", "show", str(wheel))
-    assert status == 0 and f'This constrains the platform tag to "{tag}"' in text, text
+def test_auditwheel_finds_the_tags_right(wheel, server_wheel):
+    for path in (wheel, server_wheel):
+        tag = re.search(r"manylinux_2_\d+_x86_64", path.name).group()
+        status, text = tool("auditwheel", "show", str(path))
+        assert status == 0 and f'This constrains the platform tag to "{tag}"' in text, text
+
+
+def metadata_of(wheel):
+    with zipfile.ZipFile(wheel) as files:
+        return files.read(next(name for name in files.namelist() if name.endswith("/METADATA"))).decode()
+
+
+def test_daemons_wheel_is_small_and_of_the_clients_version(wheel, server_wheel):
+    assert os.path.getsize(server_wheel) < 60e6
+    assert re.fullmatch(r"attnd_server-\d+\.\d+\.\d+-py3-none-manylinux_2_\d+_x86_64\.whl", server_wheel.name)
+    assert tool("twine", "check", "--strict", str(server_wheel))[0] == 0
+    assert f"Requires-Dist: attnd=={attnd.__version__}\n" in metadata_of(server_wheel)
+    extras = set(re.findall(r"^Provides-Extra: (\w+)$", metadata_of(wheel), re.M))
+    assert extras == {"torch", "transformers", "jax", "server", "prometheus", "otel"}
+    assert f"Requires-Dist: attnd-server=={attnd.__version__}; extra == 'server'\n" in metadata_of(wheel)
+
+
+def test_sdist_builds_where_bazel_does(wheel, tmp_path):
+    """Bazel itself is a stand-in here, and what it has built is there."""
+    subprocess.run([sys.executable, "-B", os.path.join(SOURCE, "build_sdist.py"), str(wheel), str(tmp_path)], check=True)
+    name = f"attnd-{attnd.__version__}"
+    assert tool("twine", "check", "--strict", str(tmp_path / f"{name}.tar.gz"))[0] == 0
+    shutil.unpack_archive(tmp_path / f"{name}.tar.gz", tmp_path)
+    (tmp_path / name / "bazel-bin").symlink_to(os.path.join(ROOT, "bazel-bin"))
+    (tmp_path / "bazel").write_text("#!/bin/sh\n")
+    (tmp_path / "bazel").chmod(0o755)
+
+    def build(path):
+        folders = os.pathsep.join([os.path.join(ROOT, ".deps/hatchling"), os.environ.get("PYTHONPATH", "")])
+        return subprocess.run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation",
+                               "--disable-pip-version-check", "-w", str(tmp_path / "wheels"), str(tmp_path / name)],
+                              env={**os.environ, "PYTHONPATH": folders, "PATH": path}, capture_output=True, text=True)
+
+    done = build(f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert os.listdir(tmp_path / "wheels") == [wheel.name]
+    (tmp_path / "nothing").mkdir()
+    done = build(str(tmp_path / "nothing"))
+    assert done.returncode != 0 and "building from source needs bazel" in done.stdout + done.stderr
+
+
+def test_pages_of_the_source_are_named(tmp_path):
+    """As the metadata hook has them for a source with a web address, and without one."""
+    program = ("import os, sys; sys.path.insert(0, sys.argv[1]); import hatch_build; found = {}; "
+               "hatch_build.Urls(None, {}).update(found); print(found['urls'])")
+    folders = os.pathsep.join([SOURCE, os.path.join(ROOT, ".deps/hatchling")])
+    for source, page in (("https://example.org/a/attnd", "https://example.org/a/attnd/blob/v9.8.7/CHANGELOG.md"), ("", "{}")):
+        environment = {**os.environ, "PYTHONPATH": folders, "ATTND_SOURCE_URL": source, "ATTND_VERSION": "9.8.7"}
+        assert page in run(environment, "-c", program, SOURCE).stdout
+
+
+def test_from_nothing_to_a_served_call(wheel, server_wheel, tmp_path):
+    """What a user types: pip install of both wheels, and two lines."""
+    begin = time.monotonic()
+    environment = install(tmp_path, wheel, server_wheel)
+    program = """
+import attnd, numpy as np
+daemon = attnd.serve(backend="cpu")
+client = attnd.connect(daemon.address)
+q = np.ones((1, 1, 4, 8), np.float32)
+assert (client.forward(q, q, q).out == 1).all()
+"""
+    done = run({**environment, "PATH": ""}, "-c", program)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begin < 60
+    done = run(environment, os.path.join(tmp_path, "bin/attnd"), "--version")
+    assert done.stdout.startswith(f"attnd {attnd.__version__} ("), done
 
 
 def test_each_library_in_the_wheel_is_in_its_sbom_with_its_terms(wheel):
@@ -190,7 +270,8 @@ def test_structures_are_the_headers():
         header = re.sub(r"/\*.*?\*/|//[^\n]*", "", file.read(), flags=re.S)
     names = {"attnd_client_options": _native.ClientOptions, "attnd_problem": _native.Problem,
              "attnd_forward_tensors": _native.ForwardTensors, "attnd_backward_tensors": _native.BackwardTensors,
-             "attnd_progress": _native.Progress, "attnd_module_forward_tensors": _native.ModuleForward,
+             "attnd_progress": _native.Progress, "attnd_counters": _native.Counters,
+             "attnd_module_forward_tensors": _native.ModuleForward,
              "attnd_module_backward_tensors": _native.ModuleBackward, "attnd_module_tensor": _native.ModuleTensor}
     for name, structure in names.items():
         body = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", header, re.S).group(1)

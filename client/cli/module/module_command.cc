@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -50,25 +51,54 @@ Json ToJson(const v1::ModuleStatus& module) {
           {"host_bytes", module.host_bytes()}};
 }
 
+// Those of all daemons; one that does not answer is reported, and the others' are listed.
 absl::Status List(Session& session) {
   ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
-  ASSIGN_OR_RETURN(v1::ListModulesResponse found, ModuleClient(*client).List());
+  Connections& connections = client->core().connections;
   Json all = Json::array();
-  Table table(
-      {"module", "sequence", "durable", "steps", "weights", "on", "device", "host", "expires in"});
-  for (const v1::ModuleStatus& module : found.module()) {
-    all.push_back(ToJson(module));
-    table.Add({module.name(), absl::StrCat(module.sequence()),
-               absl::StrCat(module.durable_sequence()), absl::StrCat(module.optimizer_step()),
-               module.weights_complete() ? "complete" : "incomplete", DevicesOf(module),
-               Bytes(module.hbm_bytes()), Bytes(module.host_bytes()), TimeLeft(module)});
+  Table table({"module", "daemon", "sequence", "durable", "steps", "weights", "on", "device",
+               "host", "expires in"});
+  for (int address = 0; address < connections.address_count(); ++address) {
+    const std::string daemon = connections.target(address);
+    absl::StatusOr<v1::ListModulesResponse> found = ModuleClient(*client, address).List();
+    if (!found.ok()) {
+      session.Fail(found.status(), connections.address_count() > 1 ? daemon : "");
+      continue;
+    }
+    for (const v1::ModuleStatus& module : found->module()) {
+      all.push_back(ToJson(module));
+      all.back()["address"] = daemon;
+      table.Add({module.name(), daemon, absl::StrCat(module.sequence()),
+                 absl::StrCat(module.durable_sequence()), absl::StrCat(module.optimizer_step()),
+                 module.weights_complete() ? "complete" : "incomplete", DevicesOf(module),
+                 Bytes(module.hbm_bytes()), Bytes(module.host_bytes()), TimeLeft(module)});
+    }
   }
+  if (session.exit_code() != 0 && all.empty()) return absl::OkStatus();
   if (session.json()) {
     std::cout << JsonText(all) << "\n";
   } else {
     table.Print(std::cout, session.color());
   }
   return absl::OkStatus();
+}
+
+// A module of this name and the daemon's address that has it.
+struct FoundModule {
+  ModuleClient daemon;
+  v1::GetModuleResponse module;
+};
+
+// MODULE_LOST where each daemon says so; else what one says that does not answer.
+absl::StatusOr<FoundModule> Find(const AttentionClient& client, const std::string& name) {
+  absl::Status why;
+  for (int address = 0; address < client.core().connections.address_count(); ++address) {
+    ModuleClient daemon(client, address);
+    absl::StatusOr<v1::GetModuleResponse> found = daemon.Get(name);
+    if (found.ok()) return FoundModule{daemon, *std::move(found)};
+    if (why.ok() || !absl::IsFailedPrecondition(found.status())) why = found.status();
+  }
+  return why;
 }
 
 // JSON where it begins with a brace, else the message's own encoding.
@@ -157,9 +187,9 @@ absl::Status WriteFile(const std::string& path, const std::string& bytes) {
 
 absl::Status Save(Session& session, const std::string& name, const std::string& path) {
   ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
-  ModuleClient modules(*client);
-  ASSIGN_OR_RETURN(const v1::GetModuleResponse found, modules.Get(name));
-  ASSIGN_OR_RETURN(const std::vector<SentTensor> tensors, modules.Fetch(found.token()));
+  ASSIGN_OR_RETURN(auto place, Find(*client, name));
+  auto& [daemon, found] = place;
+  ASSIGN_OR_RETURN(const std::vector<SentTensor> tensors, daemon.Fetch(found.token()));
   const std::string bytes = FileOf(found.status(), tensors);
   RETURN_IF_ERROR(WriteFile(path, bytes));
   if (session.json()) {
@@ -177,9 +207,9 @@ absl::Status Save(Session& session, const std::string& name, const std::string& 
 
 absl::Status Release(Session& session, const std::string& name) {
   ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
-  ModuleClient modules(*client);
-  ASSIGN_OR_RETURN(const v1::GetModuleResponse found, modules.Get(name));
-  RETURN_IF_ERROR(modules.Release(found.token()));
+  ASSIGN_OR_RETURN(auto place, Find(*client, name));
+  auto& [daemon, found] = place;
+  RETURN_IF_ERROR(daemon.Release(found.token()));
   if (session.json()) {
     std::cout << JsonText(ToJson(found.status())) << "\n";
   } else {
@@ -217,7 +247,8 @@ void AddRelease(CLI::App& command, Session& session) {
 void AddModuleCommand(CLI::App& app, Session& session) {
   CLI::App* command = app.add_subcommand("module", "Modules whose weights stay on the daemon");
   command->require_subcommand(1);
-  CLI::App* list = command->add_subcommand("list", "The caller's own, and what they hold");
+  CLI::App* list =
+      command->add_subcommand("list", "The caller's own at all addresses, and what they hold");
   list->callback([&session] {
     absl::Status status = List(session);
     if (!status.ok()) session.Fail(status);

@@ -7,7 +7,7 @@ import re
 import threading
 from typing import Any, Callable, Dict, Generator, List, Literal, NamedTuple, Optional
 
-from . import _checks, _native
+from . import _checks, _native, _trace, metrics
 from ._receipt import Receipt
 from .errors import AttndError, from_status, wrong_type
 
@@ -38,18 +38,21 @@ class Handle:
     """A native client, freed with its last reference, and only in the process that made it."""
 
     def __init__(self, options: _native.ClientOptions) -> None:
-        self.pointer = None  # first, for __del__
+        self.pointer: Optional[int] = None  # first, for __del__
         self._library, self.generation = _native.library(), _native.generation()
         call = Call(self._library, CallOptions())
         self.pointer = self._library.attnd_client_new(ctypes.byref(options), call.pointer)
         if not self.pointer:
             raise call.error()
+        metrics.watch(self)
 
     @property
     def library(self) -> ctypes.CDLL:
         return self._library
 
     def __del__(self) -> None:
+        if self.pointer and self.generation == _native.generation():
+            metrics.ended(self)
         pointer, self.pointer = self.pointer, None  # what a cycle's end frees later knows that it is gone
         if pointer and self.generation == _native.generation():
             self._library.attnd_client_free(pointer)
@@ -63,6 +66,9 @@ class Call:
         if self._progress is not None and not callable(self._progress):
             raise wrong_type("progress", "a function of attnd.Progress", self._progress)
         self.pointer = library.attnd_call_new(*_native_options(options))
+        self._traceparent = _trace.traceparent()
+        if self._traceparent is not None:
+            library.attnd_call_set_traceparent(self.pointer, self._traceparent.encode())
 
     def __del__(self) -> None:
         if self.pointer:
@@ -119,6 +125,8 @@ class Call:
         """Of a forward or backward that went well."""
         result = self.result()
         result.pop("captured", None)
+        if self._traceparent is not None:
+            result["trace_id"] = self._traceparent.split("-")[1]
         return Receipt(**result)
 
     def error(self) -> AttndError:

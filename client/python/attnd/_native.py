@@ -37,6 +37,11 @@ class NumberArray(ctypes.Structure):
     _fields_ = [("data", _pointer), ("count", _int64)]
 
 
+class Counters(_Sized):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("calls", _int64), ("failed_calls", _int64), ("retries", _int64),
+                ("failovers", _int64), ("leases_lost", _int64), ("replays", _int64), ("seconds_waiting", ctypes.c_double)]
+
+
 class ClientOptions(_Sized):
     _fields_ = [("struct_size", ctypes.c_size_t), ("addresses", ctypes.POINTER(ctypes.c_char_p)),
                 ("address_count", _int64), ("channels_per_address", _int32), ("use_tls", _int32),
@@ -127,6 +132,8 @@ _PROTOTYPES = {  # name: (result, arguments)
     "attnd_call_result_json": (ctypes.c_char_p, [_pointer]),
     "attnd_client_new": (_pointer, [ctypes.POINTER(ClientOptions), _pointer]),
     "attnd_client_free": (None, [_pointer]),
+    "attnd_client_get_counters": (None, [_pointer, ctypes.POINTER(Counters)]),
+    "attnd_call_set_traceparent": (None, [_pointer, ctypes.c_char_p]),
     "attnd_build_pattern": (ctypes.c_int, [_pointer, ctypes.c_char_p, _int64, ctypes.c_char_p, _pointer]),
     "attnd_release_capture": (ctypes.c_int, [_pointer, ctypes.c_char_p, _pointer]),
     "attnd_mask_new": (_pointer, [ctypes.c_char_p, *[_int64] * 5, _pointer]),

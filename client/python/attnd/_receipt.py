@@ -8,7 +8,8 @@ from typing import Dict
 @dataclass(frozen=True)
 class Receipt:
     """What was done. Times are seconds; `stages` sums each stage over the shards of the call. leased: of a forward,
-    shards that are kept on servers; of a backward, shards whose tensors the server had."""
+    shards that are kept on servers; of a backward, shards whose tensors the server had. trace_id: of OpenTelemetry's span
+    in which the call was made."""
 
     backend: str
     device: str = ""
@@ -23,3 +24,4 @@ class Receipt:
     bytes_received: int = 0
     elapsed: float = 0.0
     stages: Dict[str, float] = field(default_factory=dict)
+    trace_id: str = ""

@@ -150,6 +150,12 @@ def from_status(code: int, message: str, *, reason: str = "", metadata: Optional
     return kind(message or kind.code, reason=reason, metadata=metadata, retry_after=retry_after)
 
 
+def by_name(code: str, message: str) -> AttndError:
+    """The exception of a status code's name, e.g. "UNAVAILABLE"."""
+    kinds = {kind.code: kind for kind in _BY_CODE.values()}
+    return kinds.get(code, AttndError)(message)
+
+
 def reworded(error: InvalidArgument, names: Mapping[str, str]) -> InvalidArgument:
     """The error in the words of a function that has other names for these arguments."""
     told = re.compile(rf"\b({'|'.join(names)})\b")

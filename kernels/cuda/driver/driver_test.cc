@@ -2,16 +2,18 @@
 // call named, nothing leaked.
 #include "kernels/cuda/driver/driver.h"
 
+#include <cstdlib>
+#include <fstream>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/fakes/fake_driver.h"
 #include "kernels/cuda/driver/handles.h"
 #include "kernels/cuda/driver/memory_pool.h"
 #include "kernels/cuda/driver/nvml.h"
 #include "kernels/rules/params.h"
+#include "tests/fakes/fake_driver.h"
 
 namespace attnd {
 namespace {
@@ -249,6 +251,31 @@ TEST_F(DriverTest, HearsXidsOfTheDevicesThatItListensTo) {
   EXPECT_FALSE((*nvml)->ListenForXids({"nowhere"}).ok());
 }
 
+TEST_F(DriverTest, TellsWhoUsesEachDevice) {
+  auto nvml = Nvml::Load(kFake);
+  ASSERT_TRUE(nvml.ok()) << nvml.status();
+  auto uuids = (*nvml)->Uuids();
+  ASSERT_TRUE(uuids.ok()) << uuids.status();
+  EXPECT_EQ(*uuids, (std::vector<std::string>{"GPU-fake-0", "GPU-fake-1"}));
+  const std::string path = testing::TempDir() + "use";
+  setenv("FAKE_NVML_USE", path.c_str(), 1);
+  std::ofstream use(path);
+  use << "71";  // and more processes than are asked for at once
+  for (int process = 1; process <= 100; ++process) use << " " << process;
+  use.close();
+  auto first = (*nvml)->Use("GPU-fake-0"), second = (*nvml)->Use("GPU-fake-1");
+  unsetenv("FAKE_NVML_USE");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(first->utilisation_percent, 71);
+  EXPECT_EQ(first->process_ids.size(), 100u);
+  EXPECT_EQ(first->process_ids.back(), 100u);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(second->utilisation_percent, 0);
+  EXPECT_TRUE(second->process_ids.empty());
+  EXPECT_EQ((*nvml)->Use("GPU-none").status().message(),
+            "nvmlDeviceGetHandleByUUID: nvmlReturn 6 (Not Found)");
+}
+
 TEST(Xid, IsFatalUnlessAProgramCausedIt) {
   for (uint64_t fatal : {48, 62, 64, 74, 79, 95, 119, 140}) EXPECT_TRUE(IsFatalXid(fatal)) << fatal;
   for (uint64_t own : {13, 31, 43, 45, 68, 94, 109}) EXPECT_FALSE(IsFatalXid(own)) << own;
@@ -260,7 +287,7 @@ TEST_F(DriverTest, ReadsHealthWhereNvmlTellsIt) {
   EXPECT_EQ(*(*nvml)->DriverVersion(), "535.183.01");
   auto health = (*nvml)->Health("0000:3b:00.0");
   ASSERT_TRUE(health.ok()) << health.status();
-  EXPECT_EQ(health->uuid, "GPU-fake");
+  EXPECT_EQ(health->uuid, "GPU-fake-0");
   EXPECT_EQ(health->temperature_celsius, 41);
   EXPECT_DOUBLE_EQ(*health->power_watts, 250.5);
   EXPECT_EQ(health->uncorrected_ecc_errors, std::nullopt);

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <iterator>
 #include <utility>
 
@@ -17,6 +18,7 @@ constexpr int kTemperatureGpu = 0;                   // NVML_TEMPERATURE_GPU
 constexpr int kUncorrectedErrors = 1;                // NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 constexpr int kVolatileEccCounters = 0;              // NVML_VOLATILE_ECC
 constexpr unsigned long long kXidCriticalError = 8;  // nvmlEventTypeXidCriticalError
+constexpr int kInsufficientSize = 7;                 // NVML_ERROR_INSUFFICIENT_SIZE
 constexpr int kTimeout = 10;                         // NVML_ERROR_TIMEOUT
 
 }  // namespace
@@ -33,17 +35,30 @@ absl::StatusOr<std::unique_ptr<Nvml>> Nvml::Load(const std::string& name) {
         reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, symbol));
     if (function == nullptr && missing.empty()) missing = symbol;
   };
+  // Of the same form in each.
+  auto find_newest = [&](auto& function, std::initializer_list<const char*> symbols) {
+    for (const char* symbol : symbols) {
+      if (dlsym(library, symbol) != nullptr) return find(function, symbol);
+    }
+    find(function, *symbols.begin());
+  };
   Functions& f = nvml->functions_;
   find(f.init, "nvmlInit_v2");
   find(f.shutdown, "nvmlShutdown");
   find(f.error_string, "nvmlErrorString");
   find(f.driver_version, "nvmlSystemGetDriverVersion");
   find(f.device_by_pci_bus_id, "nvmlDeviceGetHandleByPciBusId_v2");
+  find(f.device_count, "nvmlDeviceGetCount_v2");
+  find(f.device_by_index, "nvmlDeviceGetHandleByIndex_v2");
+  find(f.device_by_uuid, "nvmlDeviceGetHandleByUUID");
   find(f.device_name, "nvmlDeviceGetName");
   find(f.device_uuid, "nvmlDeviceGetUUID");
   find(f.temperature, "nvmlDeviceGetTemperature");
   find(f.power_usage, "nvmlDeviceGetPowerUsage");
   find(f.total_ecc_errors, "nvmlDeviceGetTotalEccErrors");
+  find(f.utilisation, "nvmlDeviceGetUtilizationRates");
+  find_newest(f.compute_processes, {"nvmlDeviceGetComputeRunningProcesses_v3",
+                                    "nvmlDeviceGetComputeRunningProcesses_v2"});
   find(f.event_set_create, "nvmlEventSetCreate");
   find(f.event_set_free, "nvmlEventSetFree");
   find(f.register_events, "nvmlDeviceRegisterEvents");
@@ -94,6 +109,42 @@ absl::StatusOr<DeviceHealth> Nvml::Health(const std::string& pci_bus_id) const {
     health.uncorrected_ecc_errors = static_cast<int64_t>(value);
   }
   return health;
+}
+
+absl::StatusOr<std::vector<std::string>> Nvml::Uuids() const {
+  const Functions& f = functions_;
+  unsigned count = 0;
+  RETURN_IF_ERROR(Check(f.device_count(&count), "nvmlDeviceGetCount"));
+  std::vector<std::string> uuids;
+  for (unsigned index = 0; index < count; ++index) {
+    Device device = nullptr;
+    char text[128] = {};
+    RETURN_IF_ERROR(Check(f.device_by_index(index, &device), "nvmlDeviceGetHandleByIndex"));
+    RETURN_IF_ERROR(Check(f.device_uuid(device, text, sizeof(text)), "nvmlDeviceGetUUID"));
+    uuids.push_back(text);
+  }
+  return uuids;
+}
+
+absl::StatusOr<GpuUse> Nvml::Use(const std::string& uuid) const {
+  const Functions& f = functions_;
+  Device device = nullptr;
+  RETURN_IF_ERROR(Check(f.device_by_uuid(uuid.c_str(), &device), "nvmlDeviceGetHandleByUUID"));
+  Utilisation utilisation = {};
+  RETURN_IF_ERROR(Check(f.utilisation(device, &utilisation), "nvmlDeviceGetUtilizationRates"));
+  GpuUse use = {.utilisation_percent = static_cast<int>(utilisation.gpu), .process_ids = {}};
+  // Between two calls there may be more of them.
+  std::vector<ProcessInfo> processes(64);
+  auto count = static_cast<unsigned>(processes.size());
+  Result result = f.compute_processes(device, &count, processes.data());
+  while (result == kInsufficientSize) {
+    processes.resize(count + 16);
+    count = static_cast<unsigned>(processes.size());
+    result = f.compute_processes(device, &count, processes.data());
+  }
+  RETURN_IF_ERROR(Check(result, "nvmlDeviceGetComputeRunningProcesses"));
+  for (unsigned n = 0; n < count; ++n) use.process_ids.push_back(processes[n].process_id);
+  return use;
 }
 
 bool IsFatalXid(uint64_t xid) {

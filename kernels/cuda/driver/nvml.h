@@ -1,8 +1,8 @@
 // Nvml: what NVIDIA's management library (libnvidia-ml.so.1, found at run time) tells beyond the
-// driver API: the driver's own version, a device's temperature, power and uncorrected memory
-// errors, and the errors that the kernel driver logs as XIDs. It is optional: without it these are
-// simply not known.
-// Errors: FAILED_PRECONDITION without the library, INTERNAL with the call's name. Any thread.
+// driver API: the driver's own version, a device's temperature, power, uncorrected memory errors
+// and users, and the errors that the kernel driver logs as XIDs. It is optional: without it these
+// are simply not known. Errors: FAILED_PRECONDITION without the library, INTERNAL with the call's
+// name. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,12 @@ struct DeviceHealth {
   std::optional<int> temperature_celsius;
   std::optional<double> power_watts;
   std::optional<int64_t> uncorrected_ecc_errors;  // since the driver was loaded
+};
+
+// Who uses a device now.
+struct GpuUse {
+  int utilisation_percent = 0;        // of the last second or less, by any process
+  std::vector<unsigned> process_ids;  // of programs that compute, as the host numbers them
 };
 
 // An error of a device as the kernel driver logs it ("NVRM: Xid ...").
@@ -51,6 +57,9 @@ class Nvml {
   absl::StatusOr<std::string> DriverVersion() const;  // "535.183.01"
   // `pci_bus_id` as DeviceIdentity has it.
   absl::StatusOr<DeviceHealth> Health(const std::string& pci_bus_id) const;
+  // UUIDs of all devices, in the order of their PCI addresses.
+  absl::StatusOr<std::vector<std::string>> Uuids() const;
+  absl::StatusOr<GpuUse> Use(const std::string& uuid) const;
   // Listens to these devices; this outlives the result.
   absl::StatusOr<std::unique_ptr<XidEvents>> ListenForXids(
       const std::vector<std::string>& pci_bus_ids) const;
@@ -60,6 +69,14 @@ class Nvml {
   using Device = struct NvmlDevice*;
   using Result = int;  // nvmlReturn_t; 0 is success
   using EventSet = struct NvmlEventSet*;
+  struct Utilisation {  // nvmlUtilization_t
+    unsigned gpu, memory;
+  };
+  struct ProcessInfo {  // nvmlProcessInfo_v2_t
+    unsigned process_id;
+    unsigned long long used_bytes;
+    unsigned gpu_instance, compute_instance;
+  };
   struct EventData {  // nvmlEventData_t
     Device device;
     unsigned long long type, data;
@@ -71,11 +88,16 @@ class Nvml {
     const char* (*error_string)(Result);
     Result (*driver_version)(char*, unsigned);
     Result (*device_by_pci_bus_id)(const char*, Device*);
+    Result (*device_count)(unsigned*);
+    Result (*device_by_index)(unsigned, Device*);
+    Result (*device_by_uuid)(const char*, Device*);
     Result (*device_name)(Device, char*, unsigned);
     Result (*device_uuid)(Device, char*, unsigned);
     Result (*temperature)(Device, int sensor, unsigned*);
     Result (*power_usage)(Device, unsigned* milliwatts);
     Result (*total_ecc_errors)(Device, int error_type, int counter_type, unsigned long long*);
+    Result (*utilisation)(Device, Utilisation*);
+    Result (*compute_processes)(Device, unsigned* count, ProcessInfo*);
     Result (*event_set_create)(EventSet*);
     Result (*event_set_free)(EventSet);
     Result (*register_events)(Device, unsigned long long types, EventSet);

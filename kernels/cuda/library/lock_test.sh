@@ -2,9 +2,8 @@
 # lock_test.sh LOCK MADE all|sample: whether kernels.lock says what the compiler did. MADE is the lock of the kernels that
 # this build compiled: all of them, or the sample.
 lock=$1 made=$2 kernels=$3
-for file in lock made; do
-  eval "LC_ALL=C sort \"\$$file\"" > "$TEST_TMPDIR/$file"
-done
+LC_ALL=C sort "$lock" > "$TEST_TMPDIR/lock"
+LC_ALL=C sort "$made" > "$TEST_TMPDIR/made"
 case $kernels in
   all) differing=$(diff "$TEST_TMPDIR/lock" "$TEST_TMPDIR/made") ;;
   sample) differing=$(LC_ALL=C comm -13 "$TEST_TMPDIR/lock" "$TEST_TMPDIR/made") ;;
