@@ -137,20 +137,29 @@ def test_documents_name_flags_that_exist():
 # ---- Errors.
 
 def reasons_of_source():
-    text = read("server", "call", "status_details.h")
-    text = text[text.index("namespace reason"):]
+    text = read("proto", "attnd", "v1", "error_reasons.h")
     return dict(re.findall(r'absl::string_view (k\w+) = "([A-Z_]+)";', text))
 
 
 def test_reasons_are_documented():
     documented = collections.defaultdict(set)
-    for code, reason, cause, cure in table(read("docs", "ERRORS.md"), r"[A-Z_]+$"):
+    for code, reason, cause, cure in reference.reasons():
         documented[reason].add(code)
-        assert cause and (cure or code == "CANCELLED")
+        assert cause.endswith(".") and cure.endswith(".")
     assert len(documented) > 30 and set(documented) == set(reasons_of_source().values())
     codes = set().union(*documented.values())
     assert codes <= {"INVALID_ARGUMENT", "OUT_OF_RANGE", "UNIMPLEMENTED", "FAILED_PRECONDITION", "UNAUTHENTICATED",
                      "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL"}
+
+
+def test_reasons_of_the_python_client_are_documented():
+    known = {reason for array in ("kErrorReasons", "kClientReasons") for _, reason, _, _ in reference.reasons(array)}
+    named = set()
+    for folder, _, files in os.walk(os.path.join(ROOT, "client", "python", "attnd")):
+        for name in files:
+            if name.endswith(".py"):
+                named |= set(re.findall(r'\breason="([A-Z_]+)"', read(folder, name)))
+    assert len(named) > 4 and not named - known
 
 
 def test_each_reason_has_a_test():
@@ -205,6 +214,39 @@ def compare_labels(text, page):
         name = cells[0].strip("`")
         if name in exposed_labels and set(exposed_labels[name]) != set(filter(None, cells[2].split(", "))):
             yield f"{name}: has the labels {sorted(exposed_labels[name])}, documented {cells[2]}"
+
+
+def wrong_types(text, listed):
+    """Series that are exposed and not listed, or as another type."""
+    types = {name: kind for name, kind, _, _ in listed}
+    for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M):
+        if types.get(name) != kind:
+            yield f"{name}: a {kind}, listed as {types.get(name)}"
+
+
+def test_metrics_are_listed_with_their_types(exposed):
+    listed = reference.metrics()
+    assert not list(wrong_types(exposed, listed))
+    assert list(wrong_types(exposed, [row for row in listed if row[0] != "attnd_ready"])) == [
+        "attnd_ready: a gauge, listed as None"]
+    # A daemon with a GPU or TLS has the others, and one whose kernels failed.
+    missing = {name for name, _, _, _ in listed} - set(re.findall(r"^# TYPE (\w+) ", exposed, re.M))
+    assert all(re.match(r"attnd_(hbm|h2d|d2h|stream|cuda|tls|caller)_", name) for name in missing), missing
+
+
+def test_lists_are_read_as_the_compiler_does():
+    source = """inline constexpr absl::string_view kA = "A_1";
+inline constexpr Row kRows[] = {
+    {"X", reason::kA, "a \\"b\\" {c} "
+     "d",
+     ""},
+    {"Y", "Z", "e", "f"},
+};
+"""
+    assert list(reference.entries(source, "kRows")) == [["X", "A_1", 'a "b" {c} d', ""], ["Y", "Z", "e", "f"]]
+    page = f"a\n{reference.REASONS}\n|---|\n| old |\nb\n"
+    assert reference.with_rows(page, reference.REASONS, [["A", "", "--b | c", "d"]]) == (
+        f"a\n{reference.REASONS}\n|---|---|---|---|\n| A | | `--b` \\| c | d |\nb\n")
 
 
 def test_labels_of_metrics_are_documented(exposed):

@@ -1,5 +1,5 @@
-// Metrics: every series that the daemon exposes, its name, unit, labels and buckets;
-// docs/METRICS.md explains them. Calls of attention add to the series of this class, callers' to
+// Metrics: every series that the daemon exposes, with its labels' values and buckets; metric_list.h
+// names and explains them. Calls of attention add to the series of this class, callers' to
 // CallerMetrics, modules' to ModuleMetrics; what is read at a scrape is in SampledMetrics. Series
 // exist from the start (those of a kernel since its first launch), so the request path adds to them
 // and looks none up. Prefix attnd_. Any thread.
@@ -158,9 +158,9 @@ class Metrics {
 
   struct Device;
   // A family that is there already comes back.
-  prometheus::Family<Counter>& CounterFamily(const char* name, const char* help);
-  prometheus::Family<Gauge>& GaugeFamily(const char* name, const char* help);
-  prometheus::Family<Histogram>& HistogramFamily(const char* name, const char* help);
+  prometheus::Family<Counter>& CounterFamily(const char* name);
+  prometheus::Family<Gauge>& GaugeFamily(const char* name);
+  prometheus::Family<Histogram>& HistogramFamily(const char* name);
   void MakeRequestSeries();
   void MakeQueueSeries();
   void MakeMemorySeries();

@@ -57,7 +57,7 @@ int64_t HeapBytes() {
 
 void AddResidentBytes(absl::Span<std::byte> staging, SampledMetrics& metrics) {
   const auto add = [&](const char* kind, auto value) {
-    metrics.AddGauge("attnd_resident_bytes", "Resident memory by its holders.", {{"kind", kind}},
+    metrics.AddGauge("attnd_resident_bytes", {{"kind", kind}},
                      [value] { return static_cast<double>(value()); });
   };
   add("staging", [staging] { return BytesThere(staging); });

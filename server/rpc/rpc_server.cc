@@ -141,14 +141,12 @@ void RpcServer::LimitConnections() {
   connections_ = std::make_shared<ConnectionLimit>(fit, deps_.clock);
   SampledMetrics& sampled = *deps_.metrics.sampled();
   auto sample = [&](const char* transport, auto of) {
-    sampled.AddGauge("attnd_connections", "Open connections of the gRPC ports and sockets.",
-                     {{"transport", transport}},
+    sampled.AddGauge("attnd_connections", {{"transport", transport}},
                      [limit = connections_, of] { return static_cast<double>(limit->open().*of); });
   };
   sample("tcp", &ConnectionLimit::Open::tcp);
   sample("uds", &ConnectionLimit::Open::unix_sockets);
-  sampled.AddCounter("attnd_connections_refused_total",
-                     "Connections closed at once, above --max_connections.", {},
+  sampled.AddCounter("attnd_connections_refused_total", {},
                      [limit = connections_] { return static_cast<double>(limit->refused()); });
 }
 
