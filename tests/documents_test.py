@@ -19,6 +19,7 @@ import figures  # noqa: E402
 import python_reference  # noqa: E402
 import reference  # noqa: E402
 import site_of_documents as site  # noqa: E402
+import wire_reference  # noqa: E402
 
 from reference import ATTNCTL, ATTND  # noqa: E402
 
@@ -346,6 +347,20 @@ def test_reference_of_python_has_every_public_name():
         modules_and_types = {"errors", "local", "modules", "Durability", "Optimizer"}
         assert names and set(missing) <= modules_and_types, (package, missing)
     assert "\n#### `attnd.Client.forward`\n" in page
+
+
+def test_reference_of_the_wire_has_every_call_and_field(tmp_path):
+    page = site.generated()["docs/wire_reference.md"]
+    for name in ("attention", "capture", "mask", "module", "shared_memory"):
+        source = re.sub(r"//.*", "", read("proto", "attnd", "v1", name + ".proto"))
+        blocks = re.findall(r"\b(service|message|enum) (\w+)", source)
+        rows = re.findall(r"\brpc (\w+)", source) + re.findall(r"(\w+) = \d+;", source)
+        section = re.search(rf"^## {name}\.proto\n(.*?)(?=^## |\Z)", page, re.M | re.S)[1]
+        assert blocks and re.findall(r"^### (\w+) `(?:\w+\.)*(\w+)`$", section, re.M) == blocks
+        assert sorted(re.findall(r"^\| `(\w+)` \|", section, re.M)) == sorted(rows)
+    (tmp_path / "a.proto").write_text("message A {\n  map<string, int32> a;\n}\n")
+    with pytest.raises(SystemExit, match="cannot read"):
+        wire_reference.page([tmp_path / "a.proto"])
 
 
 # ---- When it pays off.
