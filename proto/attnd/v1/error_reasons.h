@@ -277,7 +277,7 @@ inline constexpr ErrorReason kClientReasons[] = {
      "Load your own checkpoint; `--module_state_dir` keeps states."},
 };
 
-// What to do about an error of that reason; empty where it is not known.
+// Returns what to do about an error of that reason; empty where it is not known.
 constexpr absl::string_view CureOf(absl::string_view code, absl::string_view name) {
   for (const ErrorReason& reason : kErrorReasons) {
     if (reason.code == code && reason.name == name) return reason.cure;
