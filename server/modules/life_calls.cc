@@ -70,7 +70,7 @@ v1::Plan EncodePlan(const EnginePlan& plan, const std::string& engine) {
   return wire;
 }
 
-// What the largest call moves has to fit into staging memory, bool masks aside.
+// Checks that the tensors of the largest call fit into staging memory, bool masks aside.
 absl::Status CheckStaging(const ModuleGraph& graph, const ModuleLimits& limits, int64_t capacity) {
   const ModuleLayout& layout = graph.layout();
   const double element = static_cast<double>(ElementBytes(layout.element));
@@ -94,7 +94,7 @@ std::string FreeText(const MemoryBudget& free, const std::vector<std::string>& d
   return text;
 }
 
-// Of all weights, as their parameters are kept.
+// Counts the bytes of all weights, as their parameters are kept.
 int64_t BytesOfPut(const ModuleDescription& module) {
   int64_t elements = 0;
   for (const WeightEntry& entry : module.table.entries()) elements += entry.elements;

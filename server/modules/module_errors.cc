@@ -24,7 +24,8 @@ std::string Missing(uint64_t held, uint64_t expected) {
   return text;
 }
 
-// Of a message "field: expected ..., got ...", or "field: ..." of what is not offered.
+// Makes the status of a message "field: expected ..., got ...", or of "field: ..." where something
+// is not offered.
 absl::Status OfField(StatusCode code, absl::string_view reason, absl::string_view text) {
   const size_t colon = text.find(": ");
   const size_t expected = text.find(": expected ");

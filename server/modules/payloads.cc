@@ -28,7 +28,7 @@ absl::Status NoMemory(int64_t bytes) {
       absl::Milliseconds(100));
 }
 
-// What each is called in shared memory, by its field.
+// Maps a field to its payload's name in shared memory.
 int SharedNameOf(int field) {
   switch (field) {
     case kMaskBitsField:

@@ -40,8 +40,8 @@ RegisteredModule::RegisteredModule(ModuleRecord record, std::unique_ptr<ModuleIn
   ledger_.Restore(saved->sequence, std::move(saved->digest), std::move(saved->reply));
 }
 
-// What its caller has given up, or what failed, is not to be found again; what expired is not to
-// take memory of the host. A module whose device is lost goes on elsewhere.
+// A module that its caller has given up, or that failed, is not to be found again; an expired one
+// is not to take memory of the host. A module whose device is lost goes on elsewhere.
 RegisteredModule::~RegisteredModule() {
   absl::MutexLock lock(&mutex_);
   if (state_ == nullptr || lost_.empty() || lost_ == kDeviceLost) return;

@@ -88,8 +88,8 @@ void ForEachList(const Descriptor& type, const std::string& path, int depth, con
   }
 }
 
-// What a list of the smallest entries may take, for each byte of the request: a sub-message of two
-// bytes becomes an object of some hundred. A machine that is busy may take its time.
+// A list of the smallest entries may take so much for each byte of the request: a sub-message of
+// two bytes becomes an object of some hundred. A machine that is busy may take its time.
 constexpr int64_t kMostOfByte = 64;
 constexpr double kMostSeconds = 0.1;  // of the thread; 3 ms are usual
 
