@@ -17,7 +17,7 @@ namespace {
 // One call's estimate may be wrong by this factor, so a call is refused only if it misses its
 // deadline by more. The work ahead counts in full: DeadlineOrder::kQueueMargin.
 constexpr double kEstimateSlack = 2;
-// Of a device's memory, what one call's compiled mask may take: 1 / this.
+// One call's compiled mask may take 1 / this of a device's memory.
 constexpr int64_t kMaskPlanShare = 8;
 
 // Longer than the ports of a draining server stay open.

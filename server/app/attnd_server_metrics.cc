@@ -1,4 +1,4 @@
-// What AttndServer knows and metrics ask for at each scrape.
+// Samples AttndServer's state for metrics, at each scrape.
 #include <string>
 #include <utility>
 

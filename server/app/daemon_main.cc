@@ -102,7 +102,7 @@ absl::Status WritePorts(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
-// Of an earlier start: a reader that waits for the file must not see an old port.
+// Removes the files of an earlier start: a reader that waits for the file must not see an old port.
 void RemovePortFiles(const ServerOptions& options) {
   for (const std::string& path : {options.port_file, options.metrics_port_file}) {
     if (!path.empty() && !StaysInPlace(path)) std::remove(path.c_str());
@@ -223,7 +223,7 @@ int Serve(const ServerOptions& options, const DeviceFactory& make_devices) {
   return (*server)->device_lost() ? kExitDeviceLost : 0;
 }
 
-// What was printed has to have arrived, on a full disk too.
+// Checks that the output has arrived, on a full disk too.
 int AfterOutput() {
   if (std::cout.flush()) return 0;
   std::fprintf(stderr, "attnd: cannot write to standard output\n");

@@ -132,7 +132,7 @@ void Devices::Sample(SampledMetrics& sampled) const {
   }
 }
 
-// What the device itself tells, for engines that have memory of their own.
+// Samples what the device itself tells, for engines that have memory of their own.
 void Devices::SampleMemory(const Served& device, SampledMetrics& sampled) {
   const SampledMetrics::Labels labels = {{"device", device.name}};
   const Backend& engine = *device.engine;

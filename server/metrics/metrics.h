@@ -63,7 +63,7 @@ enum class LeaseEnd : uint8_t { kReleased, kExpired, kEvicted, kReplaced, kDevic
 inline constexpr int kLeaseEnds = 5;
 absl::string_view LeaseEndName(LeaseEnd how);
 
-// What became of a backward's token.
+// How the look-up of a backward's token ended.
 enum class LeaseLookup : uint8_t {
   kHit,
   kExpired,
@@ -82,7 +82,7 @@ class Metrics {
  public:
   Metrics();
 
-  // What the metrics port serves.
+  // Returns the series that the metrics port serves.
   std::vector<std::shared_ptr<prometheus::Collectable>> collectables() const {
     return {registry_, sampled_};
   }
@@ -113,7 +113,7 @@ class Metrics {
   void HostCopied(int64_t bytes);
   void Received(bool unix_socket, int64_t bytes);
   void Sent(bool unix_socket, int64_t bytes);
-  // Of tensors that lie in shared memory and do not travel.
+  // Counts bytes of tensors that lie in shared memory and do not travel.
   void SharedReceived(int64_t bytes);
   void SharedSent(int64_t bytes);
   void AuthFailed(absl::string_view reason);
@@ -128,8 +128,8 @@ class Metrics {
   void SetBuildInfo(absl::string_view version, absl::string_view revision,
                     absl::string_view cpu_target);
 
-  // What MeteredBackend adds. Devices are added at the start, and are down until they are up; the
-  // result is the device's number from then on.
+  // MeteredBackend adds to these. Devices are added at the start, and are down until they are up;
+  // the result is the device's number from then on.
   int AddDevice(const std::string& name, const BackendInfo& engine);
   void SetDeviceUp(int device, bool up);
   struct KernelSeries {

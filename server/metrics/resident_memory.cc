@@ -21,7 +21,7 @@ namespace {
 // Pages asked for at a time.
 constexpr size_t kPages = 1 << 16;
 
-// Of a range that begins at a page.
+// Counts the resident bytes of a range that begins at a page.
 int64_t BytesThere(absl::Span<std::byte> memory) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   std::vector<unsigned char> there(kPages);

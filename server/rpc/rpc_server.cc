@@ -28,8 +28,9 @@ using grpc::experimental::ExternalConnectionAcceptor;
 // gRPC's own look at the copies of certificates that CertificateWatch makes.
 constexpr unsigned kCopiesRefreshSeconds = 1;
 
-// Of gRPC's own services, which are synchronous: each open stream of reflection keeps one. Further
-// calls of these services are answered RESOURCE_EXHAUSTED. Ours have their own threads.
+// gRPC's own services are synchronous and use these threads: each open stream of reflection keeps
+// one. Further calls of these services are answered RESOURCE_EXHAUSTED. Ours have their own
+// threads.
 constexpr int kSynchronousThreads = 32;
 
 // gRPC's reflection is in every server of a program that links it.

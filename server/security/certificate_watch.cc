@@ -65,7 +65,7 @@ void CertificateWatch::Look() {
   CheckTimes();
 }
 
-// Of the files, when they are right: their names say more than the copies'.
+// Names the files when they are right, since their names say more than the copies'.
 void CertificateWatch::CheckTimes() {
   const TlsOptions& served = last_fault_.empty() ? files_ : copies_;
   std::string fault(CheckCertificateTimes(served, absl::Now()).message());
