@@ -5,12 +5,13 @@
 namespace attnd {
 namespace {
 
-// Of a large tile's time: a quarter of its products, for each of which warps of 32 × 32 numbers
-// read twice the operands from shared memory. That takes 64 cycles for 16 of the depth, and the
-// tensor cores of an H100 205 for a large tile's. Of float32 both take three times as much.
+// A small tile takes this part of a large tile's time: a quarter of its products, for each of which
+// warps of 32 × 32 numbers read twice the operands from shared memory. That takes 64 cycles for 16
+// of the depth, and the tensor cores of an H100 205 for a large tile's. Of float32 both take three
+// times as much.
 constexpr double kSmallTileTime = 0.31;
 
-// Of numbers of which 16 bytes are `chunk`.
+// Checks that rows of numbers, `chunk` of which are 16 bytes, are in whole chunks.
 bool IsInChunks(const void* data, int64_t stride, int64_t chunk) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % chunk == 0 &&
          stride * 16 < kMostProductRowBytes * chunk;

@@ -24,8 +24,8 @@ absl::Status Stopped(const std::stop_token& stop) {
 absl::StatusOr<EnginePlan> ExecutorInstance::Plan(const ModuleDescription& module,
                                                   const ModuleLimits& limits, int64_t budget,
                                                   const ModuleDevice& device) {
-  // What recomputation saves leaves the device's own bytes as they are, or nearly: a plan for what
-  // is left of the budget, until both fit.
+  // Recomputation saves memory but leaves the device's own bytes as they are, or nearly: plan for
+  // what is left of the budget, until both fit.
   EnginePlan plan;
   for (int64_t left = budget;;) {
     ASSIGN_OR_RETURN(plan.plan,
@@ -266,7 +266,7 @@ LayerValues ExecutorInstance::KeptValuesOf(int64_t layer, const Kept& kept) cons
   return values;
 }
 
-// Of the input of `layer`; of the last one's output with Layers().
+// Returns the gradient of the input of `layer`; with Layers() of the last one's output.
 Tensor ExecutorInstance::GradientBoundary(int64_t layer) const { return InputOf(layer, nullptr); }
 
 absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bool adds,
