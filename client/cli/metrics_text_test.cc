@@ -145,7 +145,8 @@ size_t Columns(const std::string& line) {
   return std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xc0) != 0x80; });
 }
 
-// What a busy daemon with two GPUs and many callers has, and names as long as they come.
+// Makes the metrics of a busy daemon with two GPUs and many callers, whose names are as long as
+// they come.
 std::string BusyMetrics() {
   std::string text;
   const std::string name(40, 'n');

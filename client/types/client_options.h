@@ -20,9 +20,9 @@ struct ClientTlsOptions {
   std::string server_name;  // expected in the server's certificate; empty: the address's host
 };
 
-// What is retried: UNAVAILABLE, the caller's own quota (RESOURCE_EXHAUSTED with TENANT_QUOTA), and
-// a CANCELLED that the caller did not ask for. A shard that is over the quota because others of the
-// same call are under way only waits for one of them, which is no attempt. A retry goes to
+// Says what is retried: UNAVAILABLE, the caller's own quota (RESOURCE_EXHAUSTED with TENANT_QUOTA),
+// and a CANCELLED that the caller did not ask for. A shard that is over the quota because others of
+// the same call are under way only waits for one of them, which is no attempt. A retry goes to
 // another address at once if there is one that the shard has not tried; otherwise it waits: as long
 // as the server says (RetryInfo or grpc-retry-pushback-ms), else a random time below
 // initial_backoff·2ⁿ, at most max_backoff.

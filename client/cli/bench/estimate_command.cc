@@ -14,7 +14,7 @@
 namespace attnd {
 namespace {
 
-// What calls carry of a link, measured at 10 Gbit/s (docs/PERFORMANCE.md).
+// Calls carry this share of a link, measured at 10 Gbit/s (docs/PERFORMANCE.md).
 constexpr double kLinkShare = 0.92;
 
 struct EstimateFlags {
@@ -64,7 +64,7 @@ double LengthThatPays(const Problem& p, const EstimatedStep& step) {
   return static_cast<double>(p.MaxQueryLength()) * step.transfer / (step.local - step.compute);
 }
 
-// What is reached in a second; 0 where it took no time that could be told.
+// Returns how many are done in a second; 0 where one took no time that could be told.
 double PerSecond(double seconds_of_one) { return seconds_of_one > 0 ? 1 / seconds_of_one : 0; }
 
 nlohmann::ordered_json ToJson(const EstimatedStep& step, double length) {
