@@ -72,7 +72,7 @@ def source_url():
 
 
 def lay_out(folder, texts, native):
-    """What pyproject.toml names, in one folder."""
+    """Puts what pyproject.toml names into one folder."""
     for name in ("pyproject.toml", "hatch_build.py"):
         shutil.copy(os.path.join(HERE, name), folder)
     shutil.copy(os.path.join(ROOT, "LICENSE"), folder)
