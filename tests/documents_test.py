@@ -1,4 +1,4 @@
-"""What docs/ says of flags, errors, metrics and options against what the programs say themselves (pytest).
+"""Compares docs/ with the programs: flags, errors, metrics and options (pytest).
 
 Each comparison yields what differs, and is also given a mistake that it must find.
 """
@@ -179,7 +179,7 @@ def test_each_reason_has_a_test():
 
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory):
-    """What a daemon that has had calls tells Prometheus."""
+    """Returns what a daemon that has had calls tells Prometheus."""
     folder = tmp_path_factory.mktemp("daemon")
     port, metrics_port = folder / "port", folder / "metrics_port"
     process = subprocess.Popen([ATTND, "--listen", "127.0.0.1:0", "--port_file", port, "--metrics_listen", "127.0.0.1:0",

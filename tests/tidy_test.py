@@ -234,7 +234,7 @@ PRIVATE = [
 
 @functools.cache
 def public_grpc_names():
-    """What gRPC's C headers name."""
+    """Returns what gRPC's C headers name."""
     done = subprocess.run(["grep", "-rhoE", r"\b(grpc|gpr)_\w+", "/usr/include/grpc"], capture_output=True, text=True)
     return set(done.stdout.split())
 
@@ -552,7 +552,7 @@ def symbols(path):
 
 @functools.cache
 def grpc_functions():
-    """What gRPC's own archives define once, with other than inline functions."""
+    """Returns what gRPC's own archives define once, inline functions left out."""
     folder = run("g++", "-print-file-name=libgrpc++.a").strip()
     archives = [os.path.join(os.path.dirname(folder), f"lib{name}.a") for name in ("grpc++", "grpc", "gpr")]
     return {name for archive in archives for kind, name in symbols(archive) if kind == "T"}
@@ -591,7 +591,7 @@ def test_a_planted_replacement_is_found(planted, tmp_path):
 
 
 def test_client_library_imports_public_functions_alone():
-    """Of gRPC's C functions those of its headers; of grpc_core, which has no header, none."""
+    """The client imports those C functions of gRPC that its headers have, and none of grpc_core, which has no header."""
     imported = {name for kind, name in symbols(os.path.join(ROOT, PROGRAMS[2])) if kind == "U"}
     private = {name for name in imported if re.match(r"(grpc|gpr)_\w+$", name)} - public_grpc_names()
     assert not private | {name for name in imported if re.search(r"9grpc_core|17grpc_event_engine|^_Z\d+grpc_", name)}

@@ -28,7 +28,7 @@ def norms(net):
 
 
 def differences(here, there, x):
-    """What is not the same, in words."""
+    """Lists what is not the same, in words."""
     found = []
     seen = [getattr(twin, "seen", None) for twin in (here, there)]
     if seen[0] is not None and not torch.allclose(*seen, rtol=1e-3, atol=TOLERANCE, equal_nan=True):
@@ -59,7 +59,7 @@ def differences(here, there, x):
 
 
 def run(seed, optimizer="server", length=None, trace=None):
-    """What differs after which action; None. trace: a list that gets (action, refusal or None)."""
+    """Returns what differs after which action, or None. trace: a list that gets (action, refusal or None)."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
     here = Twin(Net(), False)

@@ -102,7 +102,7 @@ def printed_form(text):
 
 
 def expected_output(page):
-    """Of each Python block that has one, what stands behind it."""
+    """Returns, for each Python block that has an output, the output's lines."""
     return [line for _, shown in re.findall(r"^```python\n(.*?)^```\n```text\n(.*?)^```$", read(page), re.M | re.S)
             for line in printed_form(shown)]
 
@@ -117,7 +117,7 @@ def run(words, address, cwd=ROOT, **variables):
 
 
 def paste(page, address, folder):
-    """What the page's Python prints."""
+    """Returns what the page's Python prints."""
     program = folder / "page.py"
     program.write_text("\n".join(of_kind(page, "python")).replace(ADDRESS, address).replace(PROXY, address))
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", WORKERS] if "init_process_group" in \
@@ -203,7 +203,7 @@ def try_command(words, address, metrics_port, folder):
 
 
 def missing_files(words):
-    """Of the repository, or of the bundle, which has these folders of deploy/."""
+    """Finds files that are not in the repository, nor in the bundle, which has these folders of deploy/."""
     for word in words:
         path = word.replace("/opt/attnd/", "deploy/")
         if path.startswith("deploy/") and not os.path.exists(os.path.join(ROOT, path)):

@@ -18,7 +18,7 @@ def environment():
 
 
 def run_ranks(daemon, tmp_path, ranks, case, each=1):
-    """What each rank wrote."""
+    """Returns what each rank wrote."""
     path = str(tmp_path / f"{case}{ranks}")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", WORKER,
                daemon.address, path, case, str(each)]

@@ -30,7 +30,7 @@ def busy():
 
 
 def browse(address, tmp_path, *options):
-    """What Chromium prints of it after six virtual seconds: the page looks every two."""
+    """Returns what Chromium prints of it after six virtual seconds: the page looks every two."""
     done = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
                            "--no-proxy-server", f"--user-data-dir={tmp_path}", "--window-size=1000,900",
                            "--virtual-time-budget=6000", *options, address],

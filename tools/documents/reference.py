@@ -114,7 +114,7 @@ def metrics():
 
 
 def table_rows(lines):
-    """Of a table in Markdown, with flags as code."""
+    """Makes the rows of a table in Markdown, with flags as code."""
     for cells in lines:
         words = [re.sub(r"(?<![\w`-])(--[a-z][\w-]*)", r"`\1`", cell).replace("|", "\\|") for cell in cells]
         yield f"| {' | '.join(words)} |".replace("|  |", "| |")
