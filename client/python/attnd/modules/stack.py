@@ -39,7 +39,7 @@ from .watch import Watch, has_hooks, refuse_captures, refuse_hooks
 __all__ = ["RemoteStack", "layout_of", "replaced", "stack_of"]
 
 _LEASE, _NAMED_LEASE = 120.0, 3600.0  # seconds; the first is renewed while this process lives
-# Of the calls of a model's layers; the layout says them, or they have been refused.
+# Arguments of a model's layers that are ignored: the layout says them, or they have been refused.
 _IGNORED = {"position_embeddings", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
 
 # Parameters that offload could not change in place (weak references hold them), and where their stacks have them.
@@ -47,7 +47,7 @@ replaced: Any = torch.utils.weak.WeakIdKeyDictionary()
 
 
 class StackOptions(NamedTuple):
-    """Of attnd.torch.offload."""
+    """Options of attnd.torch.offload."""
 
     server_optimizer: bool
     single: bool  # one layer, which state_dict() knows without a number
@@ -556,7 +556,7 @@ def _copied(layer: nn.Module, memo: Dict[int, Any]) -> nn.Module:
 
 
 def _release(held: List[Module]) -> None:
-    """Of a stack that is gone: its module is nobody's."""
+    """Releases the modules of a stack that is gone."""
     try:
         held.pop().release(timeout=1.0)
     except (AttndError, OSError, IndexError):
@@ -564,7 +564,7 @@ def _release(held: List[Module]) -> None:
 
 
 def _refuse_other_owners(stack: RemoteStack, held: Sequence[nn.Parameter]) -> None:
-    """Of parameters that could not be changed in place: a module outside would keep the old ones."""
+    """Refuses parameters that could not be changed in place: a module outside would keep the old ones."""
     wanted = {id(tensor) for tensor in held}
     for found in gc.get_objects():
         if issubclass(type(found), nn.Module) and "_parameters" in vars(found):
