@@ -306,14 +306,16 @@ absl::Status Admission::RefuseLate(const Wanted& wanted, absl::Time now) const {
   }
   std::string needed_text = absl::StrCat(ahead + seconds), left_text = absl::StrCat(remaining);
   if (late) {
-    return Failure(absl::StatusCode::kDeadlineExceeded, reason::kDeadlineUnmeetable,
-                   absl::StrCat("deadline: about ", needed_text,
-                                " s of work lie before the answer, ", left_text, " s are left"),
-                   {{"estimated_seconds", needed_text}, {"remaining_seconds", left_text}});
+    return Failure(
+        absl::StatusCode::kDeadlineExceeded, reason::kDeadlineUnmeetable,
+        absl::StrCat("deadline: about ", needed_text, " s of work lie before the answer, ",
+                     left_text, " s are left; set a later deadline, or try another replica"),
+        {{"estimated_seconds", needed_text}, {"remaining_seconds", left_text}});
   }
   return WithRetryAfter(
       Failure(absl::StatusCode::kUnavailable, reason::kQueueFull,
-              "full now: this caller's admitted calls need the time until their deadlines",
+              "full now: this caller's admitted calls need the time until their deadlines; "
+              "wait, or set a later deadline",
               {{"estimated_seconds", needed_text}, {"remaining_seconds", left_text}}),
       RetryDelay(ahead));
 }

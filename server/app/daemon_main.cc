@@ -134,7 +134,10 @@ class Watchdog {
   void Look() {
     const absl::Status alive = server_.CheckAlive();
     if (!alive.ok()) {
-      if (!std::exchange(stuck_, true)) log_.Error("stuck", {{"message", alive.message()}});
+      if (!std::exchange(stuck_, true)) {
+        log_.Error("stuck", {{"message", alive.message()},
+                             {"cure", "a restart, by the service manager's watchdog or by hand"}});
+      }
       return;
     }
     stuck_ = false;
@@ -172,7 +175,8 @@ void WarnWhenInsecure(const ServerOptions& options, Logger& log) {
     log.Warning("insecure", {{"listen", address},
                              {"tls", !options.tls.certificate.empty()},
                              {"client_certificates", !options.tls.client_ca.empty()},
-                             {"tokens", !options.token_file.empty()}});
+                             {"tokens", !options.token_file.empty()},
+                             {"cure", "--tls_cert with --tls_client_ca, or a private network"}});
   }
 }
 

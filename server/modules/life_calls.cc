@@ -162,14 +162,17 @@ absl::StatusOr<std::unique_ptr<ModuleState>> ModuleCalls::OpenState(
     if (status.ok()) return;
     const std::optional<int64_t> left_out = limit.Take(absl::Now());
     if (!left_out.has_value()) return;
-    log.Warning("module_state_not_saved",
-                {{"message", status.message()}, {"lines_left_out", *left_out}});
+    log.Warning("module_state_not_saved", {{"message", status.message()},
+                                           {"lines_left_out", *left_out},
+                                           {"cure", "space and rights of --module_state_dir"}});
   };
   absl::StatusOr<std::unique_ptr<ModuleState>> state =
       ModuleState::Open(place, {record.caller, record.name, record.state_digest},
                         ModuleState::FileBytesOf(description), saved);
   if (ReasonOf(state.status()) == reason::kStateUnavailable) {
-    deps_.log.Warning("module_state_unavailable", {{"message", state.status().message()}});
+    deps_.log.Warning("module_state_unavailable",
+                      {{"message", state.status().message()},
+                       {"cure", "space and rights of --module_state_dir"}});
   }
   return state;
 }
@@ -199,7 +202,8 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
     if (!loaded.ok()) return Classified(loaded.status());
     if (!loaded->damage.ok()) {
       deps_.metrics.Recovered(StateFound::kDamaged);
-      deps_.log.Warning("module_state_ignored", {{"message", loaded->damage.message()}});
+      deps_.log.Warning("module_state_ignored", {{"message", loaded->damage.message()},
+                                                 {"cure", "look at the disk's health"}});
     }
     saved = std::move(loaded->change);
     if (saved.has_value()) deps_.metrics.Recovered(StateFound::kLoaded);

@@ -508,7 +508,8 @@ absl::Status DriverDevice::Start() {
   ASSIGN_OR_RETURN(const int count, driver_->DeviceCount());
   if (options_.ordinal < 0 || options_.ordinal >= count) {
     return absl::FailedPreconditionError(
-        absl::StrCat("device ", options_.ordinal, ": the driver sees ", count, " GPUs"));
+        absl::StrCat("device ", options_.ordinal, ": the driver sees ", count,
+                     " GPUs; name others in --devices, or look at CUDA_VISIBLE_DEVICES"));
   }
   ASSIGN_OR_RETURN(const DeviceIdentity identity, driver_->Identify(options_.ordinal));
   rows_ = KernelRowsOfGpu(identity.major * 10 + identity.minor);

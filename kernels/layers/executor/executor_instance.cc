@@ -82,7 +82,8 @@ void* ExecutorInstance::Place(int64_t entry, TensorRole role) const {
 absl::StatusOr<ElementType> ExecutorInstance::ElementOf(int64_t entry, TensorRole role) const {
   ASSIGN_OR_RETURN(const ElementType element, ElementOfRole(*module_, entry, role));
   if (role == TensorRole::kWeight || limits_.kept_rows > 0) return element;
-  return absl::NotFoundError("limits.kept_rows is 0: the module is not trained");
+  return absl::NotFoundError(
+      "limits.kept_rows is 0: the module is not trained; register it with kept_rows");
 }
 
 absl::Status ExecutorInstance::Put(int64_t entry, TensorRole role, ElementType element,
