@@ -18,7 +18,7 @@ namespace {
 // A mask up to this is checked in microseconds.
 constexpr size_t kSmallMaskBytes = 4096;
 
-// Says so where the caller would rather have this done elsewhere.
+// Sets `takes_long` if the mask has to be compiled off the thread that took the call.
 absl::Status LeaveItWhereItTakesLong(const CallersMasks& masks) {
   if (masks.takes_long == nullptr) return absl::OkStatus();
   *masks.takes_long = true;
