@@ -164,7 +164,7 @@ TEST(Attnctl, EstimatesWhetherSendingPaysOff) {
 TEST(Attnctl, EstimateSaysInWordsWhatItAssumesAndFinds) {
   const std::string slower =
       RunAttnctl("estimate --shape 1,1,512,64 --link-gbit 10 --local-tflops 5.6").output;
-  for (const char* words : {"assumed", "1.07 GiB/s", "70 TFLOP/s", "100 us", "5.6 TFLOP/s",
+  for (const char* words : {"assumed", "1.07 GiB/s", "70.0 TFLOP/s", "100 us", "5.60 TFLOP/s",
                             "sending is", "slower: ", " times"}) {
     EXPECT_TRUE(absl::StrContains(slower, words)) << words << "\n" << slower;
   }

@@ -143,7 +143,7 @@ attnd_module_duration_seconds_bucket{direction="backward",stage="queue",le="+Inf
   EXPECT_DOUBLE_EQ(frame.methods[0].p50_seconds, 0.05);
   std::ostringstream text;
   frame.Print(text, false, 60);
-  for (const char* shown : {"modules 3, 2 MiB", "rows 32/s", "steps 2/s", "module Backward"}) {
+  for (const char* shown : {"modules 3, 2.00 MiB", "rows 32/s", "steps 2/s", "module Backward"}) {
     EXPECT_TRUE(absl::StrContains(text.str(), shown)) << shown << "\n" << text.str();
   }
   EXPECT_EQ(frame.ToJson()["module_flops_per_second"], 144e9);
