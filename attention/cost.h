@@ -1,5 +1,5 @@
-// What a Problem costs: floating-point operations and bytes, for limits, admission, batching and
-// metrics.
+// Counts what a Problem costs, in floating-point operations and bytes, for limits, admission,
+// batching and metrics.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace attnd {
 // validated problem, since q has at most 2^40 elements and kv_len at most 2^20.
 int64_t VisiblePairs(const Problem& problem);
 
-// Of one pair: 2·(qk_head_dim + v_head_dim) forward; 2.5 times that backward (five products for
-// two).
+// Counts the work of one pair: 2·(qk_head_dim + v_head_dim) forward, 2.5 times that backward (five
+// products for two).
 double ScoreFlops(const Problem& problem, Direction direction);
-// Of all visible pairs.
+// Counts the work of all visible pairs.
 double Flops(const Problem& problem, Direction direction);
 
 // Payload bytes of the request (residuals included for backward) and of the reply.

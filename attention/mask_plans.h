@@ -31,8 +31,8 @@ class MaskPlans {
   static constexpr int64_t kUsualBytes = int64_t{256} << 20;
   explicit MaskPlans(int64_t max_bytes = kUsualBytes) : max_bytes_(max_bytes) {}
 
-  // Of a valid problem with a mask. OUT_OF_RANGE when it takes too long to compile. Whoever holds
-  // the plan keeps it alive.
+  // Compiles the mask of a valid problem, or finds it compiled. OUT_OF_RANGE when it takes too long
+  // to compile. The caller's pointer keeps the plan alive.
   absl::StatusOr<std::shared_ptr<const CompiledMask>> Get(const Problem& problem,
                                                           const MaskCompileOptions& options);
   // The same where it is compiled already; null otherwise. Never waits.
@@ -48,7 +48,7 @@ class MaskPlans {
     std::list<std::string>::iterator at;  // in order_
     int64_t bytes = 0;
   };
-  // What stands there under the key, and is compiled or not.
+  // Finds the entry of that key, compiled or not.
   std::shared_ptr<const CompiledMask> FindCompiled(const std::string& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Plan> FindOrAdd(const std::string& key);
@@ -70,7 +70,7 @@ class MaskPlans {
 inline constexpr MaskTileSize kHostMaskTile = {.rows = 64, .keys = 64};
 inline MaskCompileOptions HostMaskOptions() { return {.tile = kHostMaskTile, .by_keys = false}; }
 
-// What a mask shows and costs, over all batch entries and heads.
+// Adds up what a mask shows and costs, over all batch entries and heads.
 struct MaskTotals {
   int64_t visible = 0, empty_rows = 0;
   int64_t tiles = 0, tiles_full = 0,

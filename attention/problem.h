@@ -190,9 +190,9 @@ struct Problem {
 // number and the overflow of products, and allocates nothing.
 absl::Status Validate(const Problem& problem);
 
-// What a mask by description has to know of a valid problem: its sizes, those of the longest
-// sequence in packed layouts, and the diagonal of each batch entry, once where they are equal. Key
-// lengths cut at run time and do not count, but where the diagonal is bottom_right they move it.
+// Tells a mask by description about a valid problem: its sizes, those of the longest sequence in
+// packed layouts, and the diagonal of each batch entry, once where they are equal. Key lengths cut
+// at run time and do not count, but where the diagonal is bottom_right they move it.
 MaskCall MaskCallOf(const Problem& problem);
 
 // Whether forward gives the same for both: all fields but bias.want_gradient agree, and masks have

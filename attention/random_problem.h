@@ -81,7 +81,7 @@ enum class Values {
                     // normal
 };
 
-// What both directions of a problem read, in its layout and element types.
+// Holds the inputs that both directions of a problem read, in its layout and element types.
 struct ProblemInputs {
   AlignedBytes q, k, v;
   AlignedBytes mask_bits;  // empty without a bool mask; 3 of 4 keys attend, some rows have none;

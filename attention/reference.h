@@ -18,7 +18,7 @@
 
 namespace attnd {
 
-// What both directions read, in the problem's layout and element types.
+// Points to the inputs that both directions read, in the problem's layout and element types.
 struct ReferenceTensors {
   const void* q = nullptr;
   const void* k = nullptr;

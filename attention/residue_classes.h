@@ -18,7 +18,7 @@ namespace attnd {
 
 struct ResidueClasses {
   int64_t p = 0, phase = 0;
-  // Of every class, as Problem's, around the class's diagonal; causal is window_right = 0.
+  // Every class has this window, as Problem's, around its diagonal; causal is window_right = 0.
   int64_t window_left = -1, window_right = -1;
   int64_t shift = 0;  // of every class's diagonal
 
@@ -32,9 +32,9 @@ struct ResidueClasses {
   int64_t ResidueOfKey(const Sequence& whole, int64_t key) const;
 };
 
-// Of a valid problem with a mask. UNIMPLEMENTED naming the field that keeps it from being cut: a
-// mask of another form; dropout, whose bits are drawn for blocks of 16 × 32 scores; bias, a bool
-// mask, ALiBi, which would be read in strides; and what leaves no key to any row.
+// Cuts a valid problem with a mask into classes. UNIMPLEMENTED names the field that keeps it from
+// being cut: a mask of another form; dropout, whose bits are drawn for blocks of 16 × 32 scores;
+// bias, a bool mask, ALiBi, which would be read in strides; and what leaves no key to any row.
 absl::StatusOr<ResidueClasses> ResidueClassesOf(const Problem& problem);
 
 }  // namespace attnd

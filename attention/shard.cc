@@ -167,7 +167,7 @@ StridedRuns BroadcastRuns(const BroadcastShape& whole, const BroadcastShape& sub
       row.sub_bytes);
 }
 
-// What no range changes: everything but the lists, which may be long.
+// Copies the fields that no range changes: everything but the lists, which may be long.
 Problem WithoutLists(const Problem& p) {
   Problem copy;
   copy.q_len = p.q_len;

@@ -14,7 +14,7 @@
 namespace attnd {
 namespace {
 
-// What systemd does: a datagram socket that takes states.
+// Stands for systemd: a datagram socket that takes states.
 class Listener {
  public:
   explicit Listener(const std::string& name) {

@@ -1,4 +1,4 @@
-// What this build is: the release, set here by hand, and the commit it was built from, stamped by
+// Names this build: the release, set here by hand, and the commit it was built from, stamped by
 // Bazel (base/version_status.sh). Everything that names its version asks here: --version,
 // GetServerInfo, build_info, the bundle. Any thread.
 #pragma once

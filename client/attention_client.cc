@@ -37,7 +37,7 @@ constexpr size_t kMaxRequestIdBytes = 64;
 // For all addresses' limits at once, after which one may be suspected (Connections::kSilence). A
 // server that is there answers in milliseconds.
 constexpr absl::Duration kLimitsTimeout = absl::Milliseconds(1550);
-// Of a call about leases; the last ones are made while the client goes away.
+// A call about leases takes at most this; the last ones are made while the client goes away.
 constexpr absl::Duration kSmallCallTimeout = absl::Milliseconds(500);
 constexpr int64_t kChunkOverhead = 64;     // of a chunk's message beside its data
 constexpr int64_t kHeaderOverhead = 4096;  // of a call's first message beside its problem
@@ -60,7 +60,8 @@ std::string RandomRequestId() {
                       absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
 }
 
-// Of a server that takes no lists outside of the mask: it lies in the first message whole.
+// Checks the mask for a server that takes no lists outside of it: it lies in the first message
+// whole.
 absl::Status CheckMaskSize(const Problem& problem, int64_t most) {
   if (problem.mask == nullptr || problem.mask->bytes() <= most) return absl::OkStatus();
   const auto bytes = static_cast<int64_t>(EncodeProblem(problem).ByteSizeLong());
@@ -211,12 +212,12 @@ class AttentionClient::Impl {
                                       Residual* keep) {
     if (keep != nullptr) *keep = Residual();
     ASSIGN_OR_RETURN(Prepared prepared, Prepare(problem, in, out, options));
-    // What is kept is used by a backward that is cut alike.
+    // A backward that is cut alike uses what is kept.
     Direction cut = keep == nullptr ? Direction::kForward : Direction::kBackward;
     ASSIGN_OR_RETURN(Sending sending, SendingOf(problem, cut, prepared.deadline, options));
     if (keep != nullptr) {
       sending.plan.merge = false;  // servers know a kept shard by its entries and heads
-      // What travels is a forward's request, and later a reply as large, not a backward's request.
+      // A forward's request travels, and later a reply as large, not a backward's request.
       sending.plan.target_bytes =
           static_cast<int64_t>(static_cast<double>(sending.plan.target_bytes) *
                                MessageSizesOf(problem, Direction::kBackward).request /

@@ -69,12 +69,12 @@ class AttentionClient {
   // outlive the client. RESOURCE_EXHAUSTED when there is none.
   absl::StatusOr<std::shared_ptr<std::byte>> Allocate(int64_t bytes);
 
-  // Of the address with this index in ClientOptions::addresses, where a name counts as often as it
-  // has addresses.
+  // Asks the address with this index in ClientOptions::addresses, where a name counts as often as
+  // it has addresses.
   absl::StatusOr<ServerInfo> GetServerInfo(int address_index = 0, const CallOptions& options = {});
   absl::StatusOr<Health> CheckHealth(int address_index = 0, const CallOptions& options = {});
-  // What that daemon says of the mask of such calls, which it keeps for them. Not needed: a call
-  // that brings its mask does the same. INVALID_ARGUMENT without problem.mask.
+  // Asks that daemon what the mask of such calls costs; it keeps the mask for them. Not needed: a
+  // call that brings its mask does the same. INVALID_ARGUMENT without problem.mask.
   absl::StatusOr<MaskReport> CompileMask(const Problem& problem, int address_index = 0,
                                          const CallOptions& options = {});
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What is shipped beside attnd's own code: the Debian packages it comes from, their terms, and a CycloneDX 1.5 SBOM.
+"""Lists what is shipped beside attnd's own code: the Debian packages it comes from, their terms, and a CycloneDX 1.5 SBOM.
 
     python3 deploy/bill_of_materials.py FOLDER [PACKAGE...] < LIST
 
@@ -44,7 +44,7 @@ def owners(paths):
 
 
 def terms(package):
-    """What Debian's package says of its licences."""
+    """Returns what Debian's package says of its licences."""
     path = os.path.join(DOCUMENTS, package, "copyright")
     if not os.path.exists(path):
         raise SystemExit(f"{path}: not there, so the terms of {package} are not known")

@@ -29,7 +29,7 @@ def test_what_has_no_package_or_no_terms_ends_the_build(tmp_path, monkeypatch):
 
 
 def violations(document):
-    """What CycloneDX 1.5's schema says against it."""
+    """Lists what CycloneDX 1.5's schema says against it."""
     import jsonschema
     import referencing
     schemas = importlib.resources.files("cyclonedx.schema") / "_res"

@@ -14,7 +14,7 @@ case ${1:-} in
   *) echo "bundle.sh: unknown option $1" >&2; exit 2 ;;
 esac
 programs=(bazel-bin/server/attnd bazel-bin/client/attnctl)
-# What belongs to the machine it runs on: glibc and the kernel's own.
+# These belong to the machine that it runs on: glibc and the kernel's own.
 glibc='^(ld-linux-x86-64|libc|libm|libdl|libpthread|librt|libresolv|linux-vdso)\.so'
 limit_mb=80  # unpacked
 

@@ -52,7 +52,7 @@ def test_programs_start_with_nothing_installed(empty_root):
 
 
 def test_replaces_no_folder_but_an_earlier_bundle(tmp_path):
-    """What lies in a folder that somebody names by mistake stays there."""
+    """Files in a folder that somebody names by mistake stay there."""
     (tmp_path / "letters").write_text("dear")
     done = subprocess.run(["deploy/bundle.sh", "--output", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
@@ -61,7 +61,7 @@ def test_replaces_no_folder_but_an_earlier_bundle(tmp_path):
 
 
 def test_a_missing_library_is_noticed(empty_root):
-    """What the test above rests on: the programs do load the bundle's libraries."""
+    """The test above rests on this: the programs do load the bundle's libraries."""
     library = glob.glob(str(empty_root / "bundle/lib/libssl.so*"))[0]
     os.rename(library, library + ".away")
     try:
@@ -113,7 +113,7 @@ def wait_for(path, process):
 
 @pytest.fixture
 def address(empty_root):
-    """Of the bundle's daemon, which has to drain afterwards."""
+    """The address of the bundle's daemon, which has to drain afterwards."""
     (empty_root / "tmp/port").unlink(missing_ok=True)
     daemon = subprocess.Popen(
         inside(empty_root, "/bundle/attnd", "--listen", "127.0.0.1:0", "--port_file", "/tmp/port", "--metrics_listen",

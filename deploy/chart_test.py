@@ -266,8 +266,8 @@ def test_the_readme_is_made_from_the_values():
         assert file.read() == module.readme(text), "run deploy/helm/readme.py"
     leaves = set(re.findall(r"^\| `([\w.]+)`", module.readme(text), re.M))
     assert {"image.digest", "state.kind", "monitoring.podMonitor.labels"} < leaves and len(leaves) > 50
-    (fleet,) = re.findall(r"^    # fleet.yaml.*\n((?:    .*\n)+)", module.readme(text), re.M)
-    assert not helm_findings(yaml.safe_load(re.sub("^    ", "", fleet, flags=re.M)))
+    (fleet,) = re.findall(r"^```yaml\n# fleet.yaml(.*?)^```$", module.readme(text), re.M | re.S)
+    assert not helm_findings(yaml.safe_load("#" + fleet))
 
 
 def test_the_charts_version_is_the_daemons():

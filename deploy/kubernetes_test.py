@@ -20,8 +20,8 @@ def read(*path):
 
 def own_overlay():
     """The kustomization that docs/DEPLOY.md shows for a site of one's own."""
-    lines = re.search(r"^    kind: Kustomization\n(?:    .*\n)+", read("docs", "DEPLOY.md"), re.M).group(0)
-    return "apiVersion: kustomize.config.k8s.io/v1beta1\n" + re.sub(r"^    ", "", lines, flags=re.M)
+    shown = re.search(r"^```yaml\n(kind: Kustomization\n.*?)^```$", read("docs", "DEPLOY.md"), re.M | re.S).group(1)
+    return "apiVersion: kustomize.config.k8s.io/v1beta1\n" + shown
 
 
 @pytest.fixture(scope="module")

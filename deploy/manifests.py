@@ -1,5 +1,5 @@
-"""What Kubernetes is given, for tests: overlays rendered by kubectl's kustomize, the chart by Helm, both checked against
-Kubernetes' own schemas. The programs are wheels in .deps/cluster (./dev)."""
+"""Renders what Kubernetes is given, for tests: overlays rendered by kubectl's kustomize, the chart by Helm, both checked
+against Kubernetes' own schemas. The programs are wheels in .deps/cluster (./dev)."""
 import functools
 import os
 import subprocess
@@ -65,7 +65,7 @@ def helm_notes(values, name="attnd", namespace="attnd"):
 
 
 def helm_findings(values):
-    """What `helm lint --strict` says, but for advice on the catalogue's picture."""
+    """Returns what `helm lint --strict` says, but for advice on the catalogue's picture."""
     report = helm_module().lint(CHART, values, strict=True)
     return report["errors"] + [m["error"] for m in report["messages"] if m["error"] != "icon is recommended"]
 
@@ -75,7 +75,7 @@ def pod_spec(document):
 
 
 def violations(document):
-    """What Kubernetes' own schemas say, as the API server would; of its own kinds alone."""
+    """Lists what Kubernetes' own schemas say, as the API server would, about its own kinds alone."""
     import kubernetes_validate
     try:
         kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)

@@ -1,4 +1,4 @@
-"""What ./dev release hands out: complete, small, the same twice, and the image runs as a container engine would run it
+"""./dev release hands out files that are complete, small and the same twice, and the image runs as an engine would run it
 (pytest)."""
 import glob
 import json

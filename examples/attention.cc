@@ -1,4 +1,4 @@
-// One forward and one backward of causal attention in C++:
+// One forward and one backward of causal attention in C++, and a mask:
 //
 //     bazel build //examples:attention && bazel-bin/examples/attention 127.0.0.1:7070
 //
@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/attention_client.h"
+#include "client/masks/mask_builder.h"
 
 int main(int argc, char** argv) {
   absl::StatusOr<std::unique_ptr<attnd::AttentionClient>> client =
@@ -42,6 +43,14 @@ int main(int argc, char** argv) {
                            .d_o = d_o.data()},
                           {.d_q = d_q.data(), .d_k = d_k.data(), .d_v = d_v.data()}, {}, &kept);
   if (!backward.ok()) return std::puts(backward.status().ToString().c_str()), 1;
+
+  // A window of two keys, and the first key, which all rows see; causal holds as well.
+  const attnd::masks::Mask mask = attnd::masks::Window(1, 0) | attnd::masks::Global({{0, 1}});
+  absl::Status set = attnd::masks::SetMask(mask.Spec(), problem);
+  if (!set.ok()) return std::puts(set.ToString().c_str()), 1;
+  absl::StatusOr<attnd::MaskReport> report = (*client)->CompileMask(problem);
+  if (!report.ok()) return std::puts(report.status().ToString().c_str()), 1;
+  std::printf("the mask shows %d of 16 scores\n", static_cast<int>(report->visible));
 
   bool right = true;
   for (int i = 0; i < 4; ++i) {

@@ -30,9 +30,9 @@
 
 namespace attnd {
 
-// What a forward read and wrote (q, k, v, mask, bias, o, lse), left in its device's memory for
-// backward calls of that engine. Freed when it dies, on any thread: when no launch reads it any
-// more, and before the engine goes.
+// Keeps the tensors that a forward read and wrote (q, k, v, mask, bias, o, lse), left in its
+// device's memory for backward calls of that engine. Freed when it dies, on any thread: when no
+// launch reads it any more, and before the engine goes.
 class DeviceResidual {
  public:
   virtual ~DeviceResidual() = default;
@@ -80,7 +80,7 @@ struct BackwardCall {
   const DeviceResidual* residual = nullptr;  // of this engine's forward of the same problem
 };
 
-// What to capture of a forward, beside what it returns.
+// Says what to capture of a forward, beside what it returns.
 struct CaptureRequest {
   int64_t block = 0;      // rows and keys of a block of the pooled map
   bool keep_map = false;  // the map itself too
@@ -93,7 +93,7 @@ absl::Status CheckCapture(const Problem& problem, const CaptureRequest& request)
 inline constexpr int64_t kMaxCaptureLength = 65536, kMaxKeptMapLength = 4096;
 inline constexpr int64_t kMaxMapBlocks = int64_t{1} << 20;
 
-// What a launch did, for receipts and metrics.
+// Reports what a launch did, for receipts and metrics.
 struct LaunchReport {
   std::string kernel;                                    // e.g. "cpu_forward_f32"
   double seconds = 0;                                    // of the kernel alone
@@ -123,7 +123,7 @@ struct BackendInfo {
   double flops_per_second = 0;  // a first estimate for admission; it learns from then on
 };
 
-// What a device's memory and queues are used for, for metrics. Counters since the start.
+// Reports the use of a device's memory and queues, for metrics. Counters since the start.
 struct DeviceUse {
   int64_t memory_total_bytes = 0;     // of the device
   int64_t memory_used_bytes = 0;      // by anybody, as its driver says
@@ -148,16 +148,16 @@ class Backend {
   virtual ~Backend() = default;
   virtual const BackendInfo& info() const = 0;
   virtual absl::Status Supports(const Problem& problem, Direction direction) const = 0;
-  // Of a valid problem with a mask. UNIMPLEMENTED as Supports says it, or because the engine does
-  // not tell.
+  // Names the kernel for a valid problem with a mask. UNIMPLEMENTED as Supports says it, or because
+  // the engine does not tell.
   virtual absl::StatusOr<MaskKernel> KernelForMask(const Problem& problem,
                                                    Direction direction) const;
   virtual int64_t WorkspaceBytes(const Problem& problem, Direction direction) const = 0;
   // Device memory that a call takes while it is launched; 0 where tensors stay in host memory.
   virtual int64_t DeviceBytes(const Problem&, Direction) const { return 0; }
-  // What a forward that is kept takes beside that.
+  // A forward that is kept takes so many bytes beside that.
   virtual int64_t KeepingBytes(const Problem&) const { return 0; }
-  // What a kept forward leaves on the device, part of these; a backward on it takes so
+  // A kept forward leaves so many bytes on the device, part of these; a backward on it takes so
   // much less. 0: nothing is left there.
   virtual int64_t ResidualBytes(const Problem&) const { return 0; }
   // Page-locks memory of calls to come, where that helps, until UnregisterHost or the engine's end;

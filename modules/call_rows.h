@@ -23,7 +23,8 @@ struct CallRows {
   std::vector<int32_t> cu_seqlens;    // packed: [batch + 1]
   std::optional<BoolMask> bool_mask;  // of attention over x's own keys
   std::vector<uint32_t> positions;    // [rows], for rotary; empty: 0, 1, ... in each sequence
-  // Of this call's first row and sequence in the whole micro-batch: dropout depends on them.
+  // The place of this call's first row and sequence in the whole micro-batch; dropout depends on
+  // it.
   int64_t first_row = 0;
   int64_t first_sequence = 0;
   int64_t memory_length = 0;

@@ -88,7 +88,7 @@ absl::Status CheckPlace(const CallRows& rows) {
   return WrongField("rows.position", absl::StrCat("none or ", rows.rows(), " entries"), positions);
 }
 
-// Of one layer of each block: layers of a block differ in scale alone.
+// Checks one layer of each block, since layers of a block differ in scale alone.
 absl::Status CheckAttention(const ModuleGraph& graph, const CallRows& rows) {
   std::vector<bool> is_done(graph.layout().blocks.size());
   for (size_t layer = 0; layer < graph.layout().layers.size(); ++layer) {

@@ -40,11 +40,13 @@ class ModuleGraph {
   LayerRange Resolved(LayerRange range) const {
     return {range.first, range.end == 0 ? layers() : range.end};
   }
-  // Of what a call of a range that begins with `layer` takes, or that ends before it gives.
+  // The element of the input of a range that begins with `layer`, or of the output of one that ends
+  // before it.
   ElementType BorderElement(int64_t layer) const {
     return layer == layers() ? y_element() : ElementOf(layer, kInputValue);
   }
-  // Of x and dx, of y and dy: the layout's element, unless a slice is cut where values are wide.
+  // The elements of x and dx, and of y and dy: the layout's, unless a slice is cut where values are
+  // wide.
   ElementType x_element() const { return ElementOf(0, kInputValue); }
   ElementType y_element() const { return y_is_wide_ ? layout_.wide_element : layout_.element; }
 

@@ -1,7 +1,7 @@
-// What is kept of a layer between Forward and Backward. Backward reads the inputs of products,
-// norms, activations and multiplications, and attention's output; what is not kept is computed
-// again from what is, by the same steps, so that no bit depends on the choice. Pure functions; any
-// thread.
+// Decides which values of a layer are kept between Forward and Backward. Backward reads the inputs
+// of products, norms, activations and multiplications, and attention's output; what is not kept is
+// computed again from what is, by the same steps, so that no bit depends on the choice. Pure
+// functions; any thread.
 #pragma once
 
 #include <cstdint>

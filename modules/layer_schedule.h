@@ -17,7 +17,7 @@ struct RowCounts {
   int64_t Of(RowKind kind) const { return kind == RowKind::kInput ? input : memory; }
 };
 
-// What a buffer of a schedule holds, and of which value or op: ArenaBuffer::key.
+// Says what a buffer of a schedule holds, for which value or op: ArenaBuffer::key.
 enum class BufferUse : uint8_t {
   kValue,        // by value
   kTurnedQuery,  // by op, as the rest: q and k after norm and rotary, in forward's step

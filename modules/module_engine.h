@@ -37,8 +37,8 @@
 
 namespace attnd {
 
-// What a module is: checked (ModuleGraph::Make, CheckOptimizer), immutable, shared by who registers
-// it and its instance. Neither moved nor copied.
+// Describes a module: checked (ModuleGraph::Make, CheckOptimizer), immutable, shared by who
+// registers it and its instance. Neither moved nor copied.
 struct ModuleDescription {
   ModuleDescription(ModuleGraph of, OptimizerSpec by)
       : graph(std::move(of)), table(graph), optimizer(std::move(by)) {}
@@ -50,8 +50,8 @@ struct ModuleDescription {
   const OptimizerSpec optimizer;
 };
 
-// What an instance may take of all devices together, and of each. An engine of one device has
-// device 0.
+// Limits the bytes that an instance may take, on all devices together and on each. An engine of one
+// device has device 0.
 struct MemoryBudget {
   MemoryBudget(int64_t all) : bytes(all) {}  // NOLINT(google-explicit-constructor): of any device
   MemoryBudget(int64_t all, std::vector<int64_t> of_each)
@@ -72,7 +72,7 @@ struct EnginePlan {
   std::vector<EnginePlan> ranges;  // of consecutive layers, in order; empty: all on `device`
 
   int64_t bytes() const { return plan.bytes() + engine_bytes; }
-  // What lies on one device each.
+  // The parts that lie on one device each.
   absl::Span<const EnginePlan> parts() const {
     return ranges.empty() ? absl::Span<const EnginePlan>(this, 1) : absl::MakeConstSpan(ranges);
   }
@@ -115,7 +115,7 @@ struct ModuleForwardCall {
   DeviceYield* yield = nullptr;         // null: nobody else wants the devices
 };
 
-// Of the layers that the Forward ran.
+// A Backward of the layers that the Forward ran.
 struct ModuleBackwardCall {
   ActivationId activation = 0;     // stays until DropActivation
   absl::Span<const std::byte> dy;  // as y
@@ -169,10 +169,11 @@ class ModuleInstance {
   virtual absl::StatusOr<ActivationId> Forward(const ModuleForwardCall& call) = 0;
   virtual absl::Status Backward(const ModuleBackwardCall& call) = 0;
   virtual void DropActivation(ActivationId activation) = 0;  // of an unknown one: nothing
-  // Of all activations; those of a part of the layers count in proportion.
+  // Rows of all activations; those of a part of the layers count in proportion.
   virtual int64_t KeptRows() const = 0;
 
-  // Of each entry's gradient, as SquaredNorm; 0 where it is frozen. [entries]
+  // The squared norm of each entry's gradient, as SquaredNorm; 0 where the entry is frozen.
+  // [entries]
   virtual absl::Status SquaredNorms(absl::Span<double> norms) = 0;
   // Their sum, in the table's order.
   absl::StatusOr<GradientStats> Stats();

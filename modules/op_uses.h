@@ -1,5 +1,5 @@
-// What an op reads: values and parameters, by number, in the order of its fields; and its name on
-// the wire. Liveness, checks and executors ask here instead of listing ops themselves. Pure
+// Lists what an op reads: values and parameters, by number, in the order of its fields; and its
+// name on the wire. Liveness, checks and executors ask here instead of listing ops themselves. Pure
 // functions; any thread.
 #pragma once
 

@@ -43,7 +43,7 @@ struct GroupRates {
   double weight_decay = 0;
 };
 
-// What one parameter's step is: an index of StepValues, its own t, and its gradient's multiplier.
+// One parameter's step: an index of StepValues, its own t, and its gradient's multiplier.
 struct ParameterStep {
   uint32_t values = 0;
   int64_t step = 0;  // 0: neither it nor its moments change
@@ -78,7 +78,7 @@ struct StepScalars {
 StepScalars ScalarsOf(const OptimizerSpec& spec, const GroupRates& rates, int64_t step,
                       double multiplier);
 
-// Of one tensor, each [elements]; moments that the optimizer does not have are empty.
+// The moments of one tensor, each [elements]; moments that the optimizer does not have are empty.
 struct Moments {
   absl::Span<float> first, second, second_max;
 };

@@ -17,8 +17,8 @@ struct OptimizerTensors {
   std::array<float*, 3> moments = {};
 };
 
-// What a step does to one entry: ApplyStep's arguments, wherever the tensors lie. Numbers share
-// nothing: cuts change no bit.
+// One entry's step: ApplyStep's arguments, wherever the tensors lie. Entries share nothing, so cuts
+// change no bit.
 struct EntryStep {
   const OptimizerSpec* spec = nullptr;
   StepScalars scalars = {};
@@ -40,7 +40,7 @@ class OptimizerStep {
   OptimizerStep(const ModuleDescription& module, const StepCall& call, const GradientStats& stats,
                 int64_t step);
 
-  // Of an entry that is trained and not skipped.
+  // The step of an entry that is trained and not skipped.
   EntryStep Of(int64_t entry, const OptimizerTensors& tensors) const;
   // It is frozen, or the call leaves it as it is.
   bool Skips(int64_t entry) const;

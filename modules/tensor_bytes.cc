@@ -8,7 +8,7 @@
 namespace attnd {
 namespace {
 
-// Of x or y, by its element.
+// Counts the bytes of x or y, by its element.
 int64_t RowBytes(const ModuleGraph& graph, const CallRows& rows, ElementType element) {
   return rows.rows() * graph.layout().width * ElementBytes(element);
 }

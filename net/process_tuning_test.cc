@@ -11,7 +11,8 @@
 namespace attnd {
 namespace {
 
-// What abseil's detector ends the program for, where it is built with one.
+// Locks two mutexes in both orders, for which abseil's detector ends the program where it is built
+// with one.
 void LockInBothOrders() {
   absl::Mutex one, other;
   for (auto [first, second] : {std::pair(&one, &other), std::pair(&other, &one)}) {

@@ -35,7 +35,7 @@ class SpinWait {
 
   const bool looks_;
   const Clock& clock_;
-  // Of who waits alone; a value that another has just replaced does no harm.
+  // Only the thread that waits uses these; a value that another has just replaced does no harm.
   std::atomic<int> in_a_row_{0};  // short waits so far
   std::atomic<int> wanted_{1};    // short waits before a look
 };

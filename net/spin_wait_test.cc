@@ -12,7 +12,7 @@ namespace {
 
 constexpr absl::Duration kShort = SpinWait::kShort;
 
-// What comes after `wait`; a look and a moment take a tenth of kShort.
+// Gives what comes after `wait`; a look and a moment take a tenth of kShort.
 struct Waiter {
   bool Wait(absl::Duration wait, bool comes = true) {
     const absl::Time at = clock.Now() + wait;

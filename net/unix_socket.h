@@ -26,7 +26,7 @@ class UnixSocket {
   UnixSocket& operator=(UnixSocket&&) = delete;
   ~UnixSocket();
 
-  // Of a socket whose place is to be taken, listened on or not; other files stay.
+  // Removes the file of a socket whose place is to be taken, listened on or not; other files stay.
   static void RemoveFile(const std::string& path);
 
   int get() const { return socket_.get(); }

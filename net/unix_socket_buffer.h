@@ -5,8 +5,8 @@
 
 namespace attnd {
 
-// What a unix socket holds of what has been sent and not received, as far as net.core.wmem_max
-// allows. Any other socket stays as it is.
+// Lets a unix socket hold as much sent and unread data as net.core.wmem_max allows. Any other
+// socket stays as it is.
 void WidenIfUnixSocket(int socket);
 
 }  // namespace attnd

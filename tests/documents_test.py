@@ -1,4 +1,4 @@
-"""What docs/ says of flags, errors, metrics and options against what the programs say themselves (pytest).
+"""Compares docs/ with the programs: flags, errors, metrics and options (pytest).
 
 Each comparison yields what differs, and is also given a mistake that it must find.
 """
@@ -19,6 +19,7 @@ import figures  # noqa: E402
 import python_reference  # noqa: E402
 import reference  # noqa: E402
 import site_of_documents as site  # noqa: E402
+import wire_reference  # noqa: E402
 
 from reference import ATTNCTL, ATTND  # noqa: E402
 
@@ -137,20 +138,29 @@ def test_documents_name_flags_that_exist():
 # ---- Errors.
 
 def reasons_of_source():
-    text = read("server", "call", "status_details.h")
-    text = text[text.index("namespace reason"):]
+    text = read("proto", "attnd", "v1", "error_reasons.h")
     return dict(re.findall(r'absl::string_view (k\w+) = "([A-Z_]+)";', text))
 
 
 def test_reasons_are_documented():
     documented = collections.defaultdict(set)
-    for code, reason, cause, cure in table(read("docs", "ERRORS.md"), r"[A-Z_]+$"):
+    for code, reason, cause, cure in reference.reasons():
         documented[reason].add(code)
-        assert cause and (cure or code == "CANCELLED")
+        assert cause.endswith(".") and cure.endswith(".")
     assert len(documented) > 30 and set(documented) == set(reasons_of_source().values())
     codes = set().union(*documented.values())
     assert codes <= {"INVALID_ARGUMENT", "OUT_OF_RANGE", "UNIMPLEMENTED", "FAILED_PRECONDITION", "UNAUTHENTICATED",
                      "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL"}
+
+
+def test_reasons_of_the_python_client_are_documented():
+    known = {reason for array in ("kErrorReasons", "kClientReasons") for _, reason, _, _ in reference.reasons(array)}
+    named = set()
+    for folder, _, files in os.walk(os.path.join(ROOT, "client", "python", "attnd")):
+        for name in files:
+            if name.endswith(".py"):
+                named |= set(re.findall(r'\breason="([A-Z_]+)"', read(folder, name)))
+    assert len(named) > 4 and not named - known
 
 
 def test_each_reason_has_a_test():
@@ -169,7 +179,7 @@ def test_each_reason_has_a_test():
 
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory):
-    """What a daemon that has had calls tells Prometheus."""
+    """Returns what a daemon that has had calls tells Prometheus."""
     folder = tmp_path_factory.mktemp("daemon")
     port, metrics_port = folder / "port", folder / "metrics_port"
     process = subprocess.Popen([ATTND, "--listen", "127.0.0.1:0", "--port_file", port, "--metrics_listen", "127.0.0.1:0",
@@ -205,6 +215,39 @@ def compare_labels(text, page):
         name = cells[0].strip("`")
         if name in exposed_labels and set(exposed_labels[name]) != set(filter(None, cells[2].split(", "))):
             yield f"{name}: has the labels {sorted(exposed_labels[name])}, documented {cells[2]}"
+
+
+def wrong_types(text, listed):
+    """Series that are exposed and not listed, or as another type."""
+    types = {name: kind for name, kind, _, _ in listed}
+    for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M):
+        if types.get(name) != kind:
+            yield f"{name}: a {kind}, listed as {types.get(name)}"
+
+
+def test_metrics_are_listed_with_their_types(exposed):
+    listed = reference.metrics()
+    assert not list(wrong_types(exposed, listed))
+    assert list(wrong_types(exposed, [row for row in listed if row[0] != "attnd_ready"])) == [
+        "attnd_ready: a gauge, listed as None"]
+    # A daemon with a GPU or TLS has the others, and one whose kernels failed.
+    missing = {name for name, _, _, _ in listed} - set(re.findall(r"^# TYPE (\w+) ", exposed, re.M))
+    assert all(re.match(r"attnd_(hbm|h2d|d2h|stream|cuda|tls|caller)_", name) for name in missing), missing
+
+
+def test_lists_are_read_as_the_compiler_does():
+    source = """inline constexpr absl::string_view kA = "A_1";
+inline constexpr Row kRows[] = {
+    {"X", reason::kA, "a \\"b\\" {c} "
+     "d",
+     ""},
+    {"Y", "Z", "e", "f"},
+};
+"""
+    assert list(reference.entries(source, "kRows")) == [["X", "A_1", 'a "b" {c} d', ""], ["Y", "Z", "e", "f"]]
+    page = f"a\n{reference.REASONS}\n|---|\n| old |\nb\n"
+    assert reference.with_rows(page, reference.REASONS, [["A", "", "--b | c", "d"]]) == (
+        f"a\n{reference.REASONS}\n|---|---|---|---|\n| A | | `--b` \\| c | d |\nb\n")
 
 
 def test_labels_of_metrics_are_documented(exposed):
@@ -304,6 +347,20 @@ def test_reference_of_python_has_every_public_name():
         modules_and_types = {"errors", "local", "metrics", "modules", "Durability", "Optimizer"}
         assert names and set(missing) <= modules_and_types, (package, missing)
     assert "\n#### `attnd.Client.forward`\n" in page
+
+
+def test_reference_of_the_wire_has_every_call_and_field(tmp_path):
+    page = site.generated()["docs/wire_reference.md"]
+    for name in ("attention", "capture", "mask", "module", "shared_memory"):
+        source = re.sub(r"//.*", "", read("proto", "attnd", "v1", name + ".proto"))
+        blocks = re.findall(r"\b(service|message|enum) (\w+)", source)
+        rows = re.findall(r"\brpc (\w+)", source) + re.findall(r"(\w+) = \d+;", source)
+        section = re.search(rf"^## {name}\.proto\n(.*?)(?=^## |\Z)", page, re.M | re.S)[1]
+        assert blocks and re.findall(r"^### (\w+) `(?:\w+\.)*(\w+)`$", section, re.M) == blocks
+        assert sorted(re.findall(r"^\| `(\w+)` \|", section, re.M)) == sorted(rows)
+    (tmp_path / "a.proto").write_text("message A {\n  map<string, int32> a;\n}\n")
+    with pytest.raises(SystemExit, match="cannot read"):
+        wire_reference.page([tmp_path / "a.proto"])
 
 
 # ---- When it pays off.

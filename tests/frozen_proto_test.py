@@ -1,4 +1,4 @@
-"""What callers of released versions rely on in attention.proto, mask.proto and shared_memory.proto: nothing is renumbered,
+"""Callers of released versions rely on attention.proto, mask.proto and shared_memory.proto: nothing is renumbered,
 retyped, renamed or dropped (pytest). What is new may come, and is frozen with the next release:
 
     /usr/bin/python3 -B tests/frozen_proto_test.py > tests/fixtures/frozen_proto.txt

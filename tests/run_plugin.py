@@ -55,7 +55,7 @@ def deselect(config, items, left_out):
 
 
 def note_not_run(config, left_out):
-    """Of pytest's processes, which all collect the same, the first writes."""
+    """The first of pytest's processes writes; all collect the same."""
     if config.getoption("not_run") and getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0":
         with open(config.getoption("not_run"), "a") as file:
             for item in left_out:

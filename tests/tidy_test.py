@@ -234,7 +234,7 @@ PRIVATE = [
 
 @functools.cache
 def public_grpc_names():
-    """What gRPC's C headers name."""
+    """Returns what gRPC's C headers name."""
     done = subprocess.run(["grep", "-rhoE", r"\b(grpc|gpr)_\w+", "/usr/include/grpc"], capture_output=True, text=True)
     return set(done.stdout.split())
 
@@ -302,6 +302,28 @@ def nothing_of_one_machine(tree):
     """The product alone: no path of a developer's machine, no host that it does not run on."""
     yield from match_lines(tree, lambda n: n != "LICENSE", r"(?<![\w.])/(work|root|home/\w+)/\w", "path of a machine")
     yield from match_lines(tree, lambda n: n != "LICENSE", r"\b(pypi|pythonhosted|deb\.debian)\.org\b", "host")
+
+
+OPENERS = "Of|What|Whose|Such|Besides?"
+# Comments of device code count for kernels.lock, which ./dev lock makes anew.
+DEVICE_CODE = re.compile(r"kernels/(rules|ptx|dense|sm\d+)/|kernels/(tiles|cuda/library/kernel_source)\.|"
+                         r"attention/(elementwise_)?dropout\.h|attention/score_rule\.h")
+
+
+def comments_open_with_a_subject(tree):
+    """The first sentence of a comment or docstring has a subject and a verb, so it opens with none of OPENERS."""
+    for name, text in tree.items():
+        mark = "//" if name.endswith((*CPP, ".c", ".proto")) else "#"
+        if not (is_code(name) or name.endswith((".c", ".yaml", ".yml", ".cfg"))) or DEVICE_CODE.match(name):
+            continue
+        opens = re.compile(rf'(?:\s*{mark}+@?|.*\S\s+{mark}|\s*[rf]?""") ?({OPENERS})\b')
+        before = ""
+        for number, line in enumerate(text.split("\n"), 1):
+            goes_on = line.lstrip().startswith(mark) and before.lstrip().startswith(mark)
+            found = opens.match(line)
+            if found and not goes_on:
+                yield f"{name}:{number}: a comment opens with {found.group(1)}"
+            before = line
 
 
 def no_using_namespace_in_headers(tree):
@@ -409,7 +431,8 @@ def documents_name_existing_commands(tree):
 RULES = [include_order, server_order, include_circles, python_circles, folder_sizes, public_interfaces_only,
          generated_headers, cuda_only_in_driver, architecture_is_a_tag,
          headers_open_with_what_they_are, line_length, file_length, white_space, nothing_unfinished,
-         nothing_of_one_machine, no_using_namespace_in_headers, no_test_sleeps, banned_words,
+         nothing_of_one_machine, comments_open_with_a_subject, no_using_namespace_in_headers, no_test_sleeps,
+         banned_words,
          builds_say_who_may_use_them, each_source_is_built, builds_are_short, links_resolve,
          documents_are_indexed, dev_commands_have_help, documents_name_existing_commands]
 
@@ -466,6 +489,10 @@ PLANTED = {
     white_space: [{"base/a.cc": "int x;"}, {"base/a.cc": "int x; \n"}, {"docs/a.md": "a\tb\n"}],
     nothing_unfinished: [{"base/a.cc": "// TO" "DO: this\n"}],
     nothing_of_one_machine: [{"docs/a.md": "see /wo" "rk/main\n"}, {"dev": "curl https://py" "pi.org\n"}],
+    comments_open_with_a_subject: [
+        {"base/a.h": "// Of a thing.\n"}, {"base/a.cc": "int a;  // What it is.\n"}, {"base/a.cc": "  // Such pages.\n"},
+        {"a.py": 'def f():\n    """Whose fault it is."""\n'}, {"a.sh": "# Beside it.\n"}, {"a.proto": "  // Of it.\n"},
+        {"base/BUILD": "# What it has.\n"}, {"base/a.cc": "// It is\n// long.\n\n// Of it.\n"}],
     no_using_namespace_in_headers: [{"base/a.h": "using namespace std;\n"}],
     no_test_sleeps: [{"base/a_test.cc": "  absl::SleepFor(absl::Seconds(1));\n"}],
     banned_words: [{"base/string_utils.h": ""}, {"server/helpers.cc": ""}],
@@ -552,7 +579,7 @@ def symbols(path):
 
 @functools.cache
 def grpc_functions():
-    """What gRPC's own archives define once, with other than inline functions."""
+    """Returns what gRPC's own archives define once, inline functions left out."""
     folder = run("g++", "-print-file-name=libgrpc++.a").strip()
     archives = [os.path.join(os.path.dirname(folder), f"lib{name}.a") for name in ("grpc++", "grpc", "gpr")]
     return {name for archive in archives for kind, name in symbols(archive) if kind == "T"}
@@ -591,7 +618,7 @@ def test_a_planted_replacement_is_found(planted, tmp_path):
 
 
 def test_client_library_imports_public_functions_alone():
-    """Of gRPC's C functions those of its headers; of grpc_core, which has no header, none."""
+    """The client imports those C functions of gRPC that its headers have, and none of grpc_core, which has no header."""
     imported = {name for kind, name in symbols(os.path.join(ROOT, PROGRAMS[2])) if kind == "U"}
     private = {name for name in imported if re.match(r"(grpc|gpr)_\w+$", name)} - public_grpc_names()
     assert not private | {name for name in imported if re.search(r"9grpc_core|17grpc_event_engine|^_Z\d+grpc_", name)}

@@ -76,7 +76,7 @@ def answers_are_in_the_tables(documents):
 
 
 def one_number_in_a_cell(documents):
-    """Of tables of figures: two numbers with a slash or a semicolon between them are two cells."""
+    """In tables of figures two numbers with a slash or a semicolon between them are two cells."""
     for name, text in documents.items():
         for line in text.split("\n") if name.startswith("docs/figures/") else []:
             if re.match(r"\|.*\d\**\s*[/;→]\s*\**\d", line):
@@ -209,7 +209,7 @@ def misspelt(*arguments):
 
 
 def test_words_are_spelt_right(tmp_path):
-    """Of documents, comments, names and messages, by codespell; tests/words.txt has ours that it takes for others."""
+    """Checks documents, comments, names and messages by codespell; tests/words.txt has ours that it takes for others."""
     pytest.importorskip("codespell_lib", reason="no codespell: ./dev test installs it")
     names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True,
                            text=True).stdout.split("\n")

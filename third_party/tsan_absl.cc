@@ -1,4 +1,4 @@
-// What ThreadSanitizer has to know about absl's Mutex, CondVar, Notification and BlockingCounter,
+// ThreadSanitizer needs to know about absl's Mutex, CondVar, Notification and BlockingCounter,
 // whose library Debian builds without instrumentation: without this each field that an absl::Mutex
 // guards looks like a race. Each function here stands in front of the library's own (the
 // executable's definition wins), says "acquired" or "released", and calls on. The conditions of

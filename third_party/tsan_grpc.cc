@@ -1,4 +1,4 @@
-// What ThreadSanitizer has to know about gRPC's core, whose completion queues hand an operation
+// ThreadSanitizer needs to know about gRPC's core, whose completion queues hand an operation
 // from the thread that starts it to the thread that takes its event by atomics of their own:
 // without this all that a reactor's callbacks share looks like a race. What a thread did before it
 // gave gRPC an operation happens before whatever a thread does after it has taken an event. This is

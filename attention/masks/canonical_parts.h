@@ -20,8 +20,8 @@ inline bool IsNothing(const MaskExpr& expr) {
   return std::holds_alternative<AnyOf>(expr.op) && expr.of.empty();
 }
 
-// What pattern_ref means while patterns are brought into order: for each earlier pattern its new
-// number, and for each new number the digest of what it says.
+// Maps pattern_ref while patterns are brought into order: each earlier pattern to its new number,
+// and each new number to its pattern's digest.
 struct CanonicalPatterns {
   std::vector<MaskPattern> pattern;
   PatternNames digest;

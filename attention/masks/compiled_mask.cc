@@ -23,7 +23,7 @@ constexpr int64_t kProbeSteps = 10000;             // a fraction of a millisecon
 constexpr double kEstimateMargin = 4;              // an estimate beyond it is a refusal
 constexpr int64_t kMostEstimated = 8;              // plans that are estimated
 
-// What a plan of a pattern depends on beside the pattern.
+// Lists what a plan depends on beside its pattern.
 struct Dependence {
   bool diagonal = false, batch = false, head = false;
   int64_t nodes = 1;  // with those of the patterns that it refers to
@@ -111,7 +111,7 @@ class Sharing {
   int64_t NodesOf(uint32_t pattern) const { return dependence_[pattern].nodes; }
 
  private:
-  // What the mask's expressions take by batch entry, as bytes.
+  // Returns the values by batch entry in the mask's expressions, as bytes.
   std::string ValuesAt(int64_t b) const {
     const size_t batch = static_cast<size_t>(b + origin_.batch_begin);
     std::string values;

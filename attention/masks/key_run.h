@@ -15,7 +15,7 @@ struct KeyRun {
 // Any order and overlaps → ascending, without what is empty.
 std::vector<KeyRun> Union(std::vector<KeyRun> runs);
 std::vector<KeyRun> Intersection(const std::vector<KeyRun>& a, const std::vector<KeyRun>& b);
-// What is left of `whole`.
+// Returns the part of `whole` that no run covers.
 std::vector<KeyRun> Complement(const std::vector<KeyRun>& runs, KeyRun whole);
 
 // Appends the part of `run` that lies in [begin, end), if any.

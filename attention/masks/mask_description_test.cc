@@ -92,7 +92,7 @@ TEST(CanonicalMask, KnowsLeavesThatAreOthers) {
 
 TEST(CanonicalMask, DropsPatternsThatNoHeadUses) {
   EXPECT_EQ(IdOf(SpecOf({Rel(3), Window(4, 0), Rel(5)}, {1})), IdOf(Window(4, 0)));
-  // What a pattern refers to is used.
+  // A pattern that another one refers to is used.
   const MaskExpr ref = {PatternRef{0}, {}};
   EXPECT_NE(IdOf(SpecOf({Rel(3), All({Window(4, 0), ref})}, {1})), IdOf(Window(4, 0)));
   EXPECT_EQ(IdOf(SpecOf({Rel(3), ref}, {1})), IdOf(Rel(3)));

@@ -14,7 +14,7 @@
 
 namespace attnd {
 
-// What stands for pattern_ref(n): names[n], or the number n where there are no names.
+// Names for pattern_ref(n): names[n], or the number n where there are no names.
 using PatternNames = std::vector<std::string>;
 
 std::string EncodeExpr(const MaskExpr& expr, const PatternNames& names);

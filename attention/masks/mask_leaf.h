@@ -56,7 +56,7 @@ class MaskLeaf {
   }
 };
 
-// What a leaf has found of a rectangle, line after line.
+// Collects what a leaf has found of a rectangle, line after line.
 class Finding {
  public:
   // Whether both were found, so that no other line matters.
@@ -73,12 +73,13 @@ class Finding {
   bool is_visible_ = false, is_hidden_ = false;
 };
 
-// Of an operation that is not a combination, a reference or random, for batch entry B of the mask.
+// Makes the leaf of an operation that is not a combination, a reference or random, for batch entry
+// B of the mask.
 std::unique_ptr<MaskLeaf> MakeExprLeaf(const MaskExpr& expr, const MaskExtents& extents,
                                        int64_t batch);
 
-// Of a canonical list, without its partial_expr or base. Of block lists, the blocks of the wanted
-// kind alone where partial blocks have an expression.
+// Makes the leaf of a canonical list, without its partial_expr or base. Block lists whose partial
+// blocks have an expression give the blocks of the wanted kind alone.
 enum class BlocksWanted : uint8_t { kBoth, kFull, kPartial };
 std::unique_ptr<MaskLeaf> MakeListLeaf(const MaskPattern& pattern, BlocksWanted wanted);
 

@@ -28,7 +28,7 @@ void VisitNodes(Expr& expr, const Visit& visit) {
 bool CountsQueries(const MaskExpr& node);
 bool CountsBatch(const MaskExpr& node);
 
-// What a spec takes in memory, in bytes: for quotas.
+// Counts the bytes that a spec takes in memory: for quotas.
 int64_t BytesOf(const MaskSpec& spec);
 
 }  // namespace attnd

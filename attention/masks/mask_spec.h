@@ -128,7 +128,8 @@ struct BlockList {
   std::vector<uint32_t> indptr;   // [⌈rows / bq⌉ + 1]
   std::vector<uint32_t> indices;  // blocks of keys
   std::vector<uint8_t> kind;      // a byte for each block: 0 full, 1 partial; empty: all full
-  // Of partial blocks, at most one of: their bits, ⌈bq·bk / 8⌉ bytes a bitmap; an expression.
+  // Partial blocks have one of these at most: their bits, ⌈bq·bk / 8⌉ bytes a bitmap; an
+  // expression.
   std::vector<uint8_t> bitmaps;
   BitOrder order = BitOrder::kRowMajorLsb;
   std::optional<MaskExpr> partial_expr;
@@ -208,7 +209,7 @@ struct MaskSpec {
   friend bool operator==(const MaskSpec&, const MaskSpec&) = default;
 };
 
-// What a mask has to know of the call that uses it.
+// Tells a mask about the call that uses it.
 struct MaskCall {
   int64_t batch = 0;  // entries or packed sequences
   int64_t q_heads = 0;

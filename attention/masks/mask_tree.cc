@@ -25,7 +25,7 @@ class ExcludedBlocks {
   ExcludedBlocks(const MaskTree& tree, int64_t block, int64_t keys, CompileBudget& budget)
       : tree_(tree), walk_(tree, budget), block_(block), keys_(keys), budget_(budget) {}
 
-  // Of the rows of `rect`, whose keys do not matter.
+  // Finds the keys that the rows of `rect` see; the keys of `rect` do not matter.
   std::vector<KeyRun> Find(const MaskRect& rect) {
     found_.clear();
     Search(0, {0, (keys_ + block_ - 1) / block_}, rect);
@@ -159,7 +159,7 @@ class MaskTreeBuilder {
     return AddLeaf(MakeDrawnLeaf(std::move(drawn)));
   }
 
-  // What of queries [begin, end) the extents have as rows.
+  // Returns the rows of the extents that lie in queries [begin, end).
   MaskRect RowsOfBlocks(int64_t begin, int64_t end) const {
     begin = std::max(begin, place_.row_to_query);
     end = std::min(end, place_.row_to_query + spec_.extents.rows);
@@ -261,8 +261,8 @@ bool MaskTreeWalk::Shape(size_t depth, const MaskRect& rect, std::vector<int64_t
   return AppendShape(depth, tree_.root_, rect, shape);
 }
 
-// What is decided of the operands of an undecided node changes nothing: the undecided leaves and
-// the places that they show are all.
+// Decided operands of an undecided node change nothing: the undecided leaves and the places that
+// they show make up the whole shape.
 bool MaskTreeWalk::AppendShape(size_t depth, uint32_t node, const MaskRect& rect,
                                std::vector<int64_t>& shape) {
   if (seen_[depth][node] != Seen::kMixed) return true;

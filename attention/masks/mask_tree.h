@@ -41,7 +41,7 @@ class MaskTree {
                                         CompileBudget& budget);
 
   size_t node_count() const { return nodes_.size(); }
-  // What row `rect.row` sees of the rectangle's keys, ascending runs that do not touch.
+  // Finds the rectangle's keys that row `rect.row` sees, as ascending runs that do not touch.
   std::vector<KeyRun> Runs(const MaskRect& rect) const { return Runs(root_, rect); }
 
  private:

@@ -37,7 +37,7 @@ TEST(RandomMask, IsCompiledAsTheOracleSeesItUpTo300Keys) {
   }
 }
 
-// What may go wrong in a plan; `other` is that of another offset.
+// Defects that a plan may have; `other` is the plan of another offset.
 struct Planted {
   const char* name;
   std::function<void(MaskPlan& plan, const MaskPlan& other)> plant;

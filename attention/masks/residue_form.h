@@ -21,8 +21,9 @@ struct ResidueForm {
 // The narrower of two bounds of a window, where −1 is none.
 inline int64_t TighterBound(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
-// Of a canonical mask: one pattern for all heads and batch entries, which is a stride or a dilated
-// window, or all of one of these and of windows. Absent: anything else.
+// Finds the residue form of a canonical mask: one pattern for all heads and batch entries, which is
+// a stride, a dilated window, or the intersection of one of these with windows. Absent for any
+// other mask.
 std::optional<ResidueForm> ResidueFormOf(const MaskSpec& canonical);
 
 }  // namespace attnd

@@ -165,7 +165,7 @@ class TileCompiler {
     visible_ += look.visible;
   }
 
-  // What a tile's bits hold.
+  // Counts what a tile's bits show.
   struct Look {
     int64_t visible;
     uint32_t bitmap;

@@ -19,9 +19,9 @@ struct TileGrid {
   int64_t key_tiles() const { return (keys + tile.keys - 1) / tile.keys; }
 };
 
-// What CompileTiles will take, by random descents (Knuth, "Estimating the efficiency of backtrack
-// programs", 1975) within `probe_steps` or little more. A descent that ends early counts the least
-// that may follow: the longer side of its rectangle.
+// Estimates what CompileTiles will take, by random descents (Knuth, "Estimating the efficiency of
+// backtrack programs", 1975) within `probe_steps` or little more. A descent that ends early counts
+// the least that may follow: the longer side of its rectangle.
 struct CompileEstimate {
   double steps = 0, bytes = 0;
 };

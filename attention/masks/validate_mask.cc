@@ -1,4 +1,4 @@
-// What C++ values of a mask may say: every refusal names the wire's field.
+// Checks the values of a mask that C++ callers wrote: every refusal names the wire's field.
 #include <algorithm>
 #include <string>
 #include <vector>

@@ -29,7 +29,7 @@ std::vector<float> PoolDiagonals(const MapShape& shape, absl::Span<const float> 
   CHECK(diagonal % 2 == 1 && static_cast<int64_t>(map.size()) == shape.rows * shape.keys);
   const int64_t reach = diagonal / 2, columns = shape.key_blocks();
   std::vector<double> sums(static_cast<size_t>(shape.row_blocks() * columns));
-  // Of one row of a block: its part of each of the diagonal's lines.
+  // Each row of a block has a part of each of the diagonal's lines.
   for (int64_t row = 0; row < shape.rows; ++row) {
     for (int64_t block = 0; block < columns; ++block) {
       const int64_t begin = block * shape.block, end = std::min(begin + shape.block, shape.keys);

@@ -1,6 +1,6 @@
-// What is computed from an averaged attention map A [rows, keys], float32 in row-major order: the
-// pooled map from which block patterns are built, the distance of two maps, the moments that say
-// whether attention has settled. Sums are float64 in a fixed order. Any thread.
+// Computes from an averaged attention map A [rows, keys], float32 in row-major order: the pooled
+// map from which block patterns are built, the distance of two maps, the moments that say whether
+// attention has settled. Sums are float64 in a fixed order. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ class PowerSums {
     third_ += distance * distance * distance;
   }
   void Add(const PowerSums& other);  // of the same origin
-  // Of `count` entries their sums.
+  // Adds the sums of `count` entries.
   void Add(int64_t count, double first, double second, double third);
 
   double Mean() const;

@@ -28,7 +28,7 @@ class MapSums {
   int64_t row_tiles() const { return row_tiles_; }
   int64_t key_tiles() const { return key_tiles_; }
 
-  // Of the tile in the grid: its averages, rows of `stride` floats. Once a tile.
+  // Adds one tile of the grid: its averages, rows of `stride` floats. Called once for each tile.
   void Add(int64_t row_tile, int64_t key_tile, const float* averages, int64_t stride);
 
   // The same of a tile whose sums somebody else made: of its blocks, row by row of them, as far as

@@ -29,7 +29,7 @@ struct attnd_call {
   attnd_progress GetProgress() const;
 
   attnd::CallOptions MakeCallOptions();
-  // What result_json() gives; `json` runs when it is first asked for, since few callers do.
+  // Sets what result_json() gives; `json` runs when it is first asked for, since few callers do.
   void SetResult(std::function<std::string()> json) { make_result_json_ = std::move(json); }
 
   int code() const { return code_; }

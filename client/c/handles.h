@@ -1,4 +1,4 @@
-// What the C interface's functions have in common: the client behind attnd_client, and Guard.
+// Shared by the C interface's functions: the client behind attnd_client, and Guard.
 #pragma once
 
 #include <exception>

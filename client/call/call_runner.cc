@@ -173,7 +173,7 @@ class CallRunner::ShardWorker final : public EventSink {
                : MakeUnaryRpc(shard);
   }
 
-  // Of the bulk queue, on one of its threads.
+  // Takes an event of the bulk queue, on one of its threads.
   void OnEvent(QueueTag* tag, bool ok) override {
     if (HasEnded(tag, ok)) mailbox_->Put(tag);
   }

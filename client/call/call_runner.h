@@ -65,7 +65,7 @@ class CallRunner {
   std::vector<int64_t> pending_;  // shards that need a server
   CallState state_;
   const CallOptions& options_;
-  // Of each shard; touched by the worker that holds it.
+  // Each shard has these; the worker that holds it touches them.
   struct Tries {
     int failed = 0;
     bool unshared = false;        // its tensors have to travel

@@ -34,7 +34,7 @@ struct HeldLease {
 
 class LeaseBook {
  public:
-  // What the book's thread asks of servers.
+  // The book's thread asks servers by these calls.
   struct Calls {
     // The lease's new life. UNAVAILABLE and DEADLINE_EXCEEDED: asked again later; other errors: it
     // is lost.

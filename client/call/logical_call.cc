@@ -233,7 +233,7 @@ std::string LogicalCall::Header(int64_t shard, const std::string& token, bool st
   return header;
 }
 
-// What a server with the shard's residual has.
+// Adds the tensors that a server with the shard's residual has.
 template <class Encoder>
 void LogicalCall::AddKept(const ShardRuns& runs, Encoder& encoder) const {
   if (problem_.bool_mask) {

@@ -83,7 +83,7 @@ class LogicalCall {
   bool uses_leases() const { return residual_ != nullptr; }
   // The address of the shard's lease, -1 without one.
   int LeasedAddress(int64_t shard) const;
-  // Of the server that must compute the call; -1: any.
+  // The address of the server that must compute the call; -1: any.
   int bound_address() const { return capture_.has_value() ? capture_->previous.address : -1; }
   // The lease is lost, or its server cannot be reached: from now on the shard is sent in full.
   void DropLease(int64_t shard, bool lost);
@@ -112,7 +112,7 @@ class LogicalCall {
   // is no memory for that.
   std::optional<SharedShard> EncodeShared(int64_t shard, SharedMemory& memory,
                                           const ReplyPlace& place) const;
-  // Of the shard's request and reply, the larger as one message.
+  // Returns the size of the larger of the shard's request and reply, as one message.
   int64_t LargerMessage(int64_t shard) const {
     return larger_message_[shard] + (BringsLists(shard) ? problem_.mask->bytes() : 0);
   }

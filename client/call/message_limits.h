@@ -27,7 +27,8 @@ class MessageLimits {
  public:
   static constexpr int64_t kAnyServerTakes = int64_t{1} << 20;
 
-  // What each of these addresses can do. `ask(unknown)` gives the limits of each, in their order.
+  // Returns what each of these addresses can do. `ask(unknown)` gives the limits of each, in their
+  // order.
   template <class Ask>
   ServerLimits OfAll(const std::vector<int>& addresses, const Ask& ask) {
     if (!Unknown(addresses).empty()) {

@@ -24,7 +24,7 @@ struct ReplyPayload {
   void* tensor;
 };
 
-// What a reply holds beside its payloads.
+// Holds a reply's fields beside its payloads.
 struct ReplyHeader {
   ShardReceipt receipt;
   v1::Residual residual;  // without a token: none

@@ -30,7 +30,7 @@ struct ShardAttempt {
 class ShardRpc {
  public:
   enum class Op { kStart, kWrite, kRead, kFinish };
-  // What a completion queue gives back. `owner` is the worker's.
+  // A completion queue gives this back. `owner` is the worker's.
   struct Tag : QueueTag {
     void* owner;
     Op op;
@@ -42,8 +42,8 @@ class ShardRpc {
   virtual void Start(const Connection& connection, grpc::CompletionQueue& queue) = 0;
   // True when the RPC has ended and no operation of it is pending.
   virtual bool OnEvent(Op op, bool ok) = 0;
-  // Of an RPC that has ended with OK: its reply is in the caller's arrays; gives the payload bytes.
-  // `address`: where it was computed.
+  // Lands the reply of an RPC that has ended with OK: it is in the caller's arrays; gives the
+  // payload bytes. `address`: where it was computed.
   virtual absl::StatusOr<int64_t> Land(int address) = 0;
   virtual const ShardReceipt& receipt() const = 0;  // of an RPC that has landed
 

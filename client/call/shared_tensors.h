@@ -19,7 +19,7 @@ namespace attnd {
 
 class SharedTensors {
  public:
-  // Of a smaller message the bytes are sent as fast as they are copied.
+  // The bytes of a smaller message are sent as fast as they are copied.
   static constexpr int64_t kFewBytes = int64_t{64} << 10;
 
   // `memory` outlives it.

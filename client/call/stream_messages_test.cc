@@ -36,7 +36,7 @@ v1::ForwardStreamRequest Parsed(const grpc::ByteBuffer& message) {
   return parsed;
 }
 
-// What the runs hold, end to end.
+// Returns the bytes of the runs, end to end.
 std::string Gathered(const StridedRuns& runs, const std::string& tensor) {
   std::string bytes(static_cast<size_t>(runs.total_bytes()), 0);
   Gather(runs, reinterpret_cast<const std::byte*>(tensor.data()),

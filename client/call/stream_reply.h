@@ -19,8 +19,8 @@ namespace attnd {
 class StreamReply {
  public:
   explicit StreamReply(const std::vector<ReplyPayload>& payloads);
-  // Of other calls than attention's, whose messages have the same parts: `take_header` is given the
-  // header's bytes, and header() stays empty.
+  // For calls other than attention's, whose messages have the same parts: `take_header` is given
+  // the header's bytes, and header() stays empty.
   using TakeHeader = std::function<absl::Status(const std::string& bytes)>;
   StreamReply(const std::vector<ReplyPayload>& payloads, TakeHeader take_header);
   StreamReply(StreamReply&&) = delete;

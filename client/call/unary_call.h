@@ -17,7 +17,7 @@
 
 namespace attnd {
 
-// What a proxy routes by, beside the method.
+// A proxy routes by this, beside the method.
 using CallMetadata = std::vector<std::pair<std::string, std::string>>;
 
 // `request`: a serialised message. Of `options` they take stop and poll_hook.

@@ -69,7 +69,7 @@ TEST(Connections, TakeEachAddressOfANameForAReplica) {
   EXPECT_EQ(picked.size(), 3u);
 }
 
-// Whose number does not count.
+// The number of outstanding calls does not count.
 TEST(Connections, AreTakenByTheirOutstandingBytes) {
   FakeClock clock;
   auto connections = Create({"127.0.0.1:8", "127.0.0.1:9"}, clock, nullptr);
@@ -331,8 +331,9 @@ TEST(Connections, CountOneFailureForAllCallsThatItEnded) {
   EXPECT_TRUE(connections->ReportUnavailable(0, clock.Now()));
 }
 
-// What a client offers to a server that listens on this host, of which it is told `host`: the bytes
-// that may be under way on a connection. (RFC 9113: the preface, SETTINGS, WINDOW_UPDATE, PING)
+// Returns the window that a client offers to a server on this host, of which it is told `host`: the
+// bytes that may be under way on a connection. (RFC 9113: the preface, SETTINGS, WINDOW_UPDATE,
+// PING)
 int64_t WindowOffered(const std::string& host) {
   constexpr absl::Duration kStep = absl::Milliseconds(20);
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

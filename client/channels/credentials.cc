@@ -34,7 +34,8 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeTls(const ClientTl
   return grpc::SslCredentials(pem);
 }
 
-// What a header may hold. gRPC takes other bytes for a mistake of the program and ends it.
+// Checks that a header may hold the text. gRPC takes other bytes for a mistake of the program and
+// ends it.
 bool IsHeaderText(absl::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
 }

@@ -1,4 +1,4 @@
-// What a server's refusal means for what the client does next, read from its ErrorInfo.
+// Classes a server's refusal, read from its ErrorInfo, by what the client does next.
 #pragma once
 
 #include "absl/status/status.h"

@@ -77,7 +77,7 @@ int ExitOf(const CLI::App& app, const CLI::ParseError& error) {
   return kExitUsage;
 }
 
-// What was printed has to have arrived, on a full disk too.
+// Checks that the output has arrived, on a full disk too.
 int AfterOutput(int exit_code) {
   if (std::cout.flush()) return exit_code;
   std::cerr << "attnctl: cannot write to standard output\n";

@@ -161,6 +161,31 @@ TEST(Attnctl, EstimatesWhetherSendingPaysOff) {
   EXPECT_EQ(RunAttnctl("estimate --link-gbit 0").exit_code, 2);
 }
 
+TEST(Attnctl, EstimateSaysInWordsWhatItAssumesAndFinds) {
+  const std::string slower =
+      RunAttnctl("estimate --shape 1,1,512,64 --link-gbit 10 --local-tflops 5.6").output;
+  for (const char* words : {"assumed", "1.07 GiB/s", "70.0 TFLOP/s", "100 us", "5.60 TFLOP/s",
+                            "sending is", "slower: ", " times"}) {
+    EXPECT_TRUE(absl::StrContains(slower, words)) << words << "\n" << slower;
+  }
+  const std::string faster =
+      RunAttnctl("estimate --shape 1,1,8192,64 --link-gbit 100 --local-tflops 0.1").output;
+  EXPECT_TRUE(absl::StrContains(faster, "faster: ")) << faster;
+}
+
+TEST(Attnctl, EstimatesOffloadedLayers) {
+  const std::string flags = "estimate --module bert-base --rows 1,512 --link-gbit 10 -o json";
+  const auto base = nlohmann::json::parse(RunAttnctl(flags).output);
+  EXPECT_EQ(base["bytes"], 2 * 512 * 768 * 2);  // x and dy
+  // 12 layers: 84.9 million weights, and attention of 12 heads.
+  EXPECT_NEAR(base["flops"].get<double>(), 3 * 2 * 512 * 84.9e6 + 3.5 * 12 * 4 * 512 * 512 * 768,
+              1e9);
+  const auto half = nlohmann::json::parse(RunAttnctl(flags + " --layers 6").output);
+  EXPECT_NEAR(half["flops"].get<double>(), base["flops"].get<double>() / 2, 1e9);
+  EXPECT_EQ(RunAttnctl("estimate --module bert-base").exit_code, 2);  // without a link
+  EXPECT_EQ(RunAttnctl(flags + " --shape 1,1,64,64").exit_code, 2);
+}
+
 TEST(Attnctl, BenchPrintsItsFinishedRowsWhenInterrupted) {
   FakeServer server(absl::StrCat("unix:/tmp/attnctl_test_", getpid()));
   // In the foreground, since timeout otherwise sends the signal twice: the second ends it at once.

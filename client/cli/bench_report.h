@@ -45,7 +45,7 @@ class BenchReport {
   double ReceivedPerSecond(const BenchRow& row) const;
   double FlopsPerSecond(const BenchRow& row) const;
 
-  // What the mask shows and what an engine visits, as shares of all scores.
+  // The scores that the mask shows and an engine visits, as shares of all scores.
   double VisibleShare() const;
   void PrintGains(std::ostream& out) const;
 

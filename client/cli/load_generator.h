@@ -26,7 +26,7 @@ struct Load {
   absl::Duration warmup, duration;
 };
 
-// What was measured of one direction.
+// Holds what was measured of one direction.
 struct Measured {
   std::vector<double> latencies;      // seconds, ascending, of the calls that succeeded
   std::map<std::string, int> errors;  // by code

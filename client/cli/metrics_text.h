@@ -42,7 +42,7 @@ class MetricsText {
 double QuantileBetween(const std::map<double, double>& before, const std::map<double, double>& now,
                        double q);
 
-// What is wrong with the URL, empty if nothing: the form of CLI11's validators.
+// Returns what is wrong with the URL, empty if nothing: the form of CLI11's validators.
 std::string CheckMetricsUrl(const std::string& url);
 
 // For https alone.

@@ -113,6 +113,42 @@ TEST(TopFrame, TellsRatesBetweenTwoLooks) {
   EXPECT_TRUE(quiet.ToJson()["methods"][0]["p50_seconds"].is_null());
 }
 
+TEST(TopFrame, ShowsTheWorkOfModulesBesideThatOfAttention) {
+  constexpr char kModules[] = R"(
+attnd_gpu_up{device="cpu"} 1
+attnd_kernel_flops_total{device="cpu",direction="forward"} 2e9
+attnd_module_flops_total{device="cpu",direction="forward"} 100e9
+attnd_module_flops_total{device="cpu",direction="backward"} 188e9
+attnd_modules 3
+attnd_module_bytes{device="cpu",kind="weight"} 1048576
+attnd_module_bytes{device="cpu",kind="optimizer"} 1048576
+attnd_module_rows_total{direction="forward"} 64
+attnd_steps_total{result="applied"} 4
+attnd_steps_total{result="skipped"} 8
+attnd_module_calls_total{code="OK",method="Backward"} 10
+attnd_module_calls_total{code="UNAVAILABLE",method="Backward"} 2
+attnd_module_duration_seconds_bucket{direction="backward",stage="compute",le="0.1"} 10
+attnd_module_duration_seconds_bucket{direction="backward",stage="compute",le="+Inf"} 10
+attnd_module_duration_seconds_bucket{direction="backward",stage="queue",le="0.1"} 0
+attnd_module_duration_seconds_bucket{direction="backward",stage="queue",le="+Inf"} 10
+)";
+  const TopFrame frame =
+      TopFrame::Between(ParsedMetrics(""), ParsedMetrics(kModules), absl::Seconds(2));
+  EXPECT_EQ(frame.flops_per_second, 145e9);
+  EXPECT_EQ(frame.devices[0].flops_per_second, 145e9);
+  ASSERT_EQ(frame.methods.size(), 1u);
+  EXPECT_EQ(frame.methods[0].method, "module Backward");
+  EXPECT_EQ(frame.methods[0].calls_per_second, 6);
+  EXPECT_EQ(frame.methods[0].errors_per_second, 1);
+  EXPECT_DOUBLE_EQ(frame.methods[0].p50_seconds, 0.05);
+  std::ostringstream text;
+  frame.Print(text, false, 60);
+  for (const char* shown : {"modules 3, 2.00 MiB", "rows 32/s", "steps 2/s", "module Backward"}) {
+    EXPECT_TRUE(absl::StrContains(text.str(), shown)) << shown << "\n" << text.str();
+  }
+  EXPECT_EQ(frame.ToJson()["module_flops_per_second"], 144e9);
+}
+
 TEST(TopFrame, ShowsEachDeviceWithItsMemoryAndWhatItsStreamsDo) {
   constexpr char kGpus[] = R"(
 attnd_gpu_up{device="gpu0"} 1
@@ -145,7 +181,8 @@ size_t Columns(const std::string& line) {
   return std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xc0) != 0x80; });
 }
 
-// What a busy daemon with two GPUs and many callers has, and names as long as they come.
+// Makes the metrics of a busy daemon with two GPUs and many callers, whose names are as long as
+// they come.
 std::string BusyMetrics() {
   std::string text;
   const std::string name(40, 'n');

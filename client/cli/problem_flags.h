@@ -19,7 +19,7 @@ class ProblemFlags {
  public:
   void AddTo(CLI::App& command);
 
-  // What a file says about its own problem ("causal": "bottom_right", ...), by the flags' names
+  // Takes a file's options of its own problem ("causal": "bottom_right", ...), by the flags' names
   // without dashes. A flag on the command line wins. INVALID_ARGUMENT for a value or a name that
   // does not exist.
   absl::Status Merge(const std::map<std::string, std::string>& metadata);

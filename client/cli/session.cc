@@ -17,6 +17,7 @@
 #include "client/channels/address.h"
 #include "client/cli/json_text.h"
 #include "client/cli/printable.h"
+#include "proto/attnd/v1/error_reasons.h"
 
 namespace attnd {
 namespace {
@@ -140,6 +141,8 @@ void Session::PrintText(const absl::Status& status, absl::string_view asked) con
     for (const auto& [key, value] : detail->metadata) {
       std::cerr << "  " << Printable(key) << ": " << Printable(value) << "\n";
     }
+    const absl::string_view cure = CureOf(absl::StatusCodeToString(status.code()), detail->reason);
+    if (!cure.empty()) std::cerr << "  what to do: " << cure << "\n";
   }
   bool of_metrics = absl::StartsWith(status.message(), "--metrics");
   if (absl::IsUnavailable(status) && !detail.has_value() && !of_metrics) {

@@ -42,13 +42,36 @@ MethodRow RowOf(const std::string& method, const MetricsText& before, const Metr
   return row;
 }
 
+// The service Modules times Forward and Backward alone.
+MethodRow ModuleRowOf(const std::string& method, const MetricsText& before, const MetricsText& now,
+                      const Rate& rate) {
+  constexpr char kCalls[] = "attnd_module_calls_total";
+  constexpr char kHistogram[] = "attnd_module_duration_seconds";
+  MethodRow row{.method = "module " + method};
+  row.calls_per_second = rate(kCalls, {{"method", method}});
+  const double good = rate(kCalls, {{"method", method}, {"code", "OK"}});
+  row.errors_per_second = std::max(0.0, row.calls_per_second - good);
+  const char* direction = method == "Forward"    ? "forward"
+                          : method == "Backward" ? "backward"
+                                                 : "none";
+  const Labels labels = {{"direction", direction}, {"stage", "compute"}};
+  auto earlier = before.Buckets(kHistogram, labels), later = now.Buckets(kHistogram, labels);
+  row.p50_seconds = QuantileBetween(earlier, later, 0.5);
+  row.p99_seconds = QuantileBetween(earlier, later, 0.99);
+  return row;
+}
+
+double FlopsPerSecond(const Rate& rate, const Labels& labels = {}) {
+  return rate("attnd_kernel_flops_total", labels) + rate("attnd_module_flops_total", labels);
+}
+
 DeviceRow DeviceRowOf(const std::string& device, const MetricsText& before, const MetricsText& now,
                       const Rate& rate) {
   constexpr char kHistogram[] = "attnd_kernel_duration_seconds";
   const Labels labels = {{"device", device}};
   DeviceRow row{.device = device};
   row.up = now.Sum("attnd_gpu_up", labels) > 0;
-  row.flops_per_second = rate("attnd_kernel_flops_total", labels);
+  row.flops_per_second = FlopsPerSecond(rate, labels);
   row.queue_estimated_seconds = now.Sum("attnd_queue_estimated_seconds", labels);
   auto earlier = before.Buckets(kHistogram, labels), later = now.Buckets(kHistogram, labels);
   row.p50_seconds = QuantileBetween(earlier, later, 0.5);
@@ -109,6 +132,9 @@ TopFrame TopFrame::Between(const MetricsText& before, const MetricsText& now,
   for (const std::string& method : now.ValuesOf("attnd_requests_total", "method")) {
     frame.methods.push_back(RowOf(method, before, now, rate));
   }
+  for (const std::string& method : now.ValuesOf("attnd_module_calls_total", "method")) {
+    frame.methods.push_back(ModuleRowOf(method, before, now, rate));
+  }
   for (const std::string& device : now.ValuesOf("attnd_gpu_up", "device")) {
     frame.devices.push_back(DeviceRowOf(device, before, now, rate));
   }
@@ -119,7 +145,7 @@ TopFrame TopFrame::Between(const MetricsText& before, const MetricsText& now,
                    [](const CallerRow& a, const CallerRow& b) { return a.compute > b.compute; });
   frame.received_per_second = rate("attnd_received_bytes_total");
   frame.sent_per_second = rate("attnd_sent_bytes_total");
-  frame.flops_per_second = rate("attnd_kernel_flops_total");
+  frame.flops_per_second = FlopsPerSecond(rate);
   frame.launches_per_second = rate("attnd_batch_requests_count");
   double launched = rate("attnd_batch_requests_sum");
   frame.calls_per_launch = frame.launches_per_second > 0 ? launched / frame.launches_per_second : 0;
@@ -135,6 +161,11 @@ TopFrame TopFrame::Between(const MetricsText& before, const MetricsText& now,
   frame.lease_hits_per_second = rate("attnd_lease_lookups_total", {{"result", "hit"}});
   frame.lease_misses_per_second =
       std::max(0.0, rate("attnd_lease_lookups_total") - frame.lease_hits_per_second);
+  frame.modules = now.Sum("attnd_modules");
+  frame.module_bytes = now.Sum("attnd_module_bytes");
+  frame.module_rows_per_second = rate("attnd_module_rows_total");
+  frame.module_flops_per_second = rate("attnd_module_flops_total");
+  frame.module_steps_per_second = rate("attnd_steps_total", {{"result", "applied"}});
   frame.ready = now.Sum("attnd_ready") > 0;
   frame.draining = now.Sum("attnd_draining") > 0;
   return frame;
@@ -180,6 +211,11 @@ nlohmann::ordered_json TopFrame::ToJson() const {
           {"lease_bytes", lease_bytes},
           {"lease_hits_per_second", lease_hits_per_second},
           {"lease_misses_per_second", lease_misses_per_second},
+          {"modules", modules},
+          {"module_bytes", module_bytes},
+          {"module_rows_per_second", module_rows_per_second},
+          {"module_flops_per_second", module_flops_per_second},
+          {"module_steps_per_second", module_steps_per_second},
           {"resident_bytes", resident_bytes}};
 }
 

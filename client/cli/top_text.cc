@@ -78,6 +78,14 @@ void PrintTopSummary(const TopFrame& frame, std::ostream& out, bool color, int c
       .Add(absl::StrCat("hits ", CountText(frame.lease_hits_per_second), "/s"))
       .Add(absl::StrCat("misses ", CountText(frame.lease_misses_per_second), "/s"))
       .Add(absl::StrCat("admitted ", BytesText(frame.admitted_bytes)));
+  if (frame.modules > 0 || frame.module_rows_per_second > 0) {
+    Line(out, columns, color)
+        .Add(
+            absl::StrCat("modules ", CountText(frame.modules), ", ", BytesText(frame.module_bytes)))
+        .Add(absl::StrCat("rows ", CountText(frame.module_rows_per_second), "/s"))
+        .Add(absl::StrCat("steps ", CountText(frame.module_steps_per_second), "/s"))
+        .Add(FlopsText(frame.module_flops_per_second));
+  }
   const double capacity = std::max(1.0, frame.staging_capacity_bytes);
   Line(out, columns, color)
       .Add(absl::StrCat("staging ", Bar(frame.staging_used_bytes / capacity, BarWidth(columns)),

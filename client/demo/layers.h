@@ -23,7 +23,7 @@ void Linear(const Floats& x, const Parameter& weight, const Parameter& bias, Flo
 void LinearBackward(const Floats& x, const Floats& dy, Parameter& weight, Parameter& bias,
                     Floats& dx);
 
-// What LayerNorm keeps for its backward.
+// LayerNorm keeps these for its backward.
 struct NormState {
   Floats normalised;         // [rows, dim]
   Floats inverse_deviation;  // [rows]

@@ -43,7 +43,7 @@ class Transformer {
     Parameter gain1, shift1, qkv_weight[3], qkv_bias[3], out_weight, out_bias;
     Parameter gain2, shift2, up_weight, up_bias, down_weight, down_bias;
   };
-  // What one block keeps from forward for backward; rows = batch·length.
+  // One block keeps these from forward for backward; rows = batch·length.
   struct BlockState {
     NormState norm1, norm2;
     Floats normed1, q, k, v, o;  // [rows, dim]

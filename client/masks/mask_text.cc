@@ -304,7 +304,7 @@ class Parser {
   void SkipSpace() {
     while (at_ < text_.size() && absl::ascii_isspace(text_[at_])) ++at_;
   }
-  // What stands here is something else.
+  // Returns the error that something else stands here.
   absl::Status Expected(absl::string_view expected) const {
     return Wrong(at_, expected, at_ < text_.size() ? Quoted(text_.substr(at_, 12)) : "the end");
   }

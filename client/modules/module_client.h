@@ -41,7 +41,7 @@ class ModuleClient {
                                               int64_t replay_bytes = kReplayBytes);
   absl::StatusOr<v1::ListModulesResponse> List(const CallOptions& options = {});
 
-  // Of one of the caller's modules, whoever registered it. MODULE_LOST: none of that name.
+  // Finds one of the caller's modules, whoever registered it. MODULE_LOST: none of that name.
   absl::StatusOr<v1::GetModuleResponse> Get(const std::string& name,
                                             const CallOptions& options = {});
   // Its weights and moments, all of one state, as they are kept.

@@ -1,4 +1,4 @@
-// What a server's refusal of a module call means for what RemoteModule does next.
+// Classes a server's refusal of a module call by what RemoteModule does next.
 #pragma once
 
 #include <cstdint>

@@ -66,7 +66,8 @@ absl::StatusOr<Placement> PlaceModule(const ClientCore& core,
   dry.set_dry_run(true);
   const auto plans = CallEach(core, addresses, "/attnd.v1.Modules/Register",
                               dry.SerializeAsString(), until, options);
-  absl::Status why = absl::UnavailableError("no address of the client's answers");
+  absl::Status why =
+      absl::UnavailableError("none of the client's addresses answers; is attnd running there?");
   for (size_t n = plans.size(); n-- > 0;) {
     if (!plans[n].ok()) why = plans[n].status();
   }

@@ -52,7 +52,7 @@ class Stream {
         finished_ = true;
     }
   }
-  // What the reply was refused for comes before what the RPC was cancelled with.
+  // The refusal of the reply comes before the status with which the RPC was cancelled.
   absl::Status status() const { return taken_.ok() ? FromGrpc(status_) : taken_; }
 
  private:

@@ -21,7 +21,7 @@
 
 namespace attnd {
 
-// What a Forward was called with: all that Backward needs where its activations are lost.
+// Keeps a Forward's arguments: all that Backward needs where its activations are lost.
 struct SentForward {
   v1::ModuleForwardHeader header;  // without token
   KeptBytes mask_bits, memory, x;
@@ -49,7 +49,7 @@ using StateChange = std::variant<v1::StepRequest, std::shared_ptr<const SentPut>
 
 class RedoLog {
  public:
-  // Of one sequence: its gradients, and what ended it. The present one has no end yet.
+  // Holds one sequence: its gradients, and what ended it. The present one has no end yet.
   struct Entry {
     uint64_t sequence = 0;
     std::vector<SentBackward> backwards;

@@ -17,7 +17,7 @@
 namespace attnd {
 namespace {
 
-// Of one call; each follows a restart of the daemon.
+// One call recovers so often; each recovery follows a restart of the daemon.
 constexpr int kMaxRecoveries = 8;
 constexpr size_t kMostUnused = 256;  // activations that were given up
 constexpr absl::Duration kReleaseTimeout = absl::Milliseconds(500);

@@ -55,7 +55,7 @@ struct ForwardInputsOfModule {
 
 class RemoteModule {
  public:
-  // What a Forward left for its Backward. Forward's inputs are copied, since they may be needed
+  // A Forward leaves this for its Backward. Forward's inputs are copied, since they may be needed
   // again after the arrays have changed.
   struct Activations {
     std::shared_ptr<const SentForward> forward;
@@ -115,7 +115,7 @@ class RemoteModule {
   uint32_t micro_batches() const;  // so far in the sequence, those of this rank
 
  private:
-  // Of the whole group, where each rank has called as many as this one.
+  // Counts the micro-batches of the whole group, where each rank has called as many as this one.
   uint32_t GroupsMicroBatches() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Calls again while micro-batches of other ranks are missing.
   absl::Status AwaitGroup(const ModuleTry& attempt, absl::FunctionRef<absl::Status()> call) const
@@ -209,7 +209,7 @@ class RemoteModule {
   uint32_t rank_ ABSL_GUARDED_BY(mutex_) = 0, ranks_ ABSL_GUARDED_BY(mutex_) = 1;
   mutable absl::Mutex log_mutex_;  // after mutex_
   uint32_t micro_batches_ ABSL_GUARDED_BY(log_mutex_) = 0;
-  // Of the present sequence and life: token and bytes of x.
+  // Belongs to the present sequence and life: token and bytes of x.
   std::vector<std::pair<std::string, size_t>> unused_ ABSL_GUARDED_BY(log_mutex_);
   RedoLog log_ ABSL_GUARDED_BY(log_mutex_);
   uint64_t snapshot_every_ ABSL_GUARDED_BY(log_mutex_) = 0;

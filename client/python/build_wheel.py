@@ -99,7 +99,7 @@ def source_url():
 
 
 def lay_out(wheel, folder, native):
-    """What pyproject.toml names, in one folder."""
+    """Puts what pyproject.toml names into one folder."""
     texts = bill(wheel, native)
     with open(os.path.join(wheel.project, "pyproject.toml")) as file:
         texts["pyproject.toml"] = file.read().replace("@version@", bill_of_materials.release())

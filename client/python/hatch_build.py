@@ -1,4 +1,5 @@
-"""What pyproject.toml cannot say: the wheel's tag, and where the sources are, as build_wheel.py found them."""
+"""Tells hatchling what pyproject.toml cannot say: the wheel's tag, and where the sources are, as build_wheel.py found
+them."""
 import os
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface

@@ -59,7 +59,7 @@ std::vector<float> Expected(const Problem& p) {
   return all;
 }
 
-// What a server gives for a shard: sums over what its shape broadcasts.
+// Makes a server's answer for a shard: sums over what its shape broadcasts.
 std::vector<float> ShardGradient(const Problem& p, const ShardRange& r) {
   BroadcastShape s = SubProblem(p, r).bias->shape;
   std::vector<float> out(s.elements());

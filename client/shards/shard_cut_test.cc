@@ -310,7 +310,7 @@ TEST(MergedCuts, TakeASinkThatOutweighsEveryKey) {
   EXPECT_TRUE(got.lse == expected.lse);
 }
 
-// Of a strided mask each residue class has tiles of its own.
+// With a strided mask each residue class has tiles of its own.
 TEST(CutShard, BeginsWhereTilesOfResidueClassesDo) {
   Problem p = PlainProblem(1, 1, 4096, 64);
   p.window_left = p.window_right = 900;

@@ -23,7 +23,7 @@
 
 namespace attnd {
 
-// What one part gives, in the wire's order of its own tensors; all empty where nothing was sent.
+// One part gives this, in the wire's order of its own tensors; all empty where nothing was sent.
 struct ShardPart {
   std::vector<std::byte> o;  // forward
   std::vector<float> lse;
@@ -49,7 +49,7 @@ class ShardMerger {
   // Whether there is anything to merge.
   static bool IsNeeded(const std::vector<ShardRange>& shards, Direction direction);
 
-  // Of a partial shard, once for each.
+  // Adds a part of a partial shard, once for each.
   void Add(int64_t shard, ShardPart part);
 
  private:
@@ -62,7 +62,7 @@ class ShardMerger {
   void Merge(const Group& group);
   void MergeForward(const Group& group, const ShardRange& whole);
   void MergeBackward(const Group& group, const ShardRange& whole);
-  // Of d_k or d_v, rounded to the call's element; `sub` is the uncut shard.
+  // Sums the parts of d_k or d_v, rounded to the call's element; `sub` is the uncut shard.
   std::vector<std::byte> SumOfParts(const Group& group, std::vector<std::byte> ShardPart::*tensor,
                                     const Problem& sub, int64_t dim) const;
 

@@ -31,8 +31,8 @@ struct MessageSizes {
   int64_t request = 0, reply = 0;  // payload and an upper bound of the header
 };
 
-// Of the shard's two messages. `want_lse` and `d_lse` count lse of a forward reply and d_lse of a
-// backward request.
+// Counts the bytes of the shard's two messages. `want_lse` and `d_lse` count lse of a forward reply
+// and d_lse of a backward request.
 MessageSizes MessageSizesOf(const Problem& sub_problem, Direction direction);
 
 // In ascending order of batch entry, head, then row or key. At least one; together they cover the

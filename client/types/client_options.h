@@ -20,8 +20,8 @@ struct ClientTlsOptions {
   std::string server_name;  // expected in the server's certificate; empty: the address's host
 };
 
-// What is retried: UNAVAILABLE, the caller's own quota (RESOURCE_EXHAUSTED with TENANT_QUOTA), and
-// a CANCELLED that the caller did not ask for. A shard that is over the quota because others of the
+// Says what is retried: UNAVAILABLE, the caller's own quota (RESOURCE_EXHAUSTED with TENANT_QUOTA),
+// and a CANCELLED that the caller did not ask for. A shard that is over the quota because others of the
 // same call are under way only waits for one of them, which is no attempt. A call that is over it
 // because of the caller's other calls is tried until its deadline. A retry goes to another address
 // at once if there is one that the shard has not tried; otherwise it waits: as long as the server

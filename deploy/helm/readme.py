@@ -13,24 +13,28 @@ CHART = os.path.join(os.path.dirname(os.path.abspath(__file__)), "attnd")
 
 HEAD = """# attnd's Helm chart
 
-For who runs attnd on Kubernetes with Helm. [docs/DEPLOY.md](../../../docs/DEPLOY.md) tells what it makes, and has overlays
-for who has no Helm.
+This page is for people who run attnd on Kubernetes with Helm. [docs/DEPLOY.md](../../../docs/DEPLOY.md) says what the chart
+makes, and has overlays for clusters without Helm.
 
-    helm install attnd deploy/helm/attnd --namespace attnd --create-namespace --set image.repository=registry.example/attnd
-    helm test --namespace attnd attnd
+```sh
+helm install attnd deploy/helm/attnd --namespace attnd --create-namespace --set image.repository=registry.example/attnd
+helm test --namespace attnd attnd
+```
 
-Pools of a mixed fleet, GPUs whose modules outlive a pod beside CPUs that scale:
+A mixed fleet has several pools. Here modules on GPUs outlive their pods, and a pool of CPUs scales:
 
-    # fleet.yaml: helm install attnd deploy/helm/attnd -f fleet.yaml
-    pools:
-      - name: v100
-        backend: cuda
-        replicas: 4
-        nodeSelector: {nvidia.com/gpu.family: volta}
-        tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]
-        state: {kind: disk, size: 100Gi}
-      - name: cpu
-        autoscaling: {kind: hpa, maxReplicas: 16}
+```yaml
+# fleet.yaml: helm install attnd deploy/helm/attnd -f fleet.yaml
+pools:
+  - name: v100
+    backend: cuda
+    replicas: 4
+    nodeSelector: {nvidia.com/gpu.family: volta}
+    tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]
+    state: {kind: disk, size: 100Gi}
+  - name: cpu
+    autoscaling: {kind: hpa, maxReplicas: 16}
+```
 
 A value that the chart does not know, or of the wrong type, is refused by name. This page is made from values.yaml by
 `deploy/helm/readme.py`.

@@ -310,7 +310,7 @@ class TiledBackwardProducts {
     }
   }
 
-  // What the tiles left out of dV or dK: rows of dO or Q, or of P or dS, that are special.
+  // Adds what the tiles left out of dV or dK: rows of dO or Q, or of P or dS, that are special.
   void AddSpecialRows(const ScoreTile& tile, const PackedRows& rows, int dim,
                       const SpecialRows& special, const float* factors, float* sum) const {
     for (int n = 0; n < rows.special.count; ++n) {

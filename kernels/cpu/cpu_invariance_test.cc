@@ -239,7 +239,7 @@ TEST_P(CpuInvariance, GivesTheSameBitsFromShards) {
   }
 }
 
-// What docs promise a client that splits by batch entry: the sum over entries, in order.
+// The docs promise this to a client that splits by batch entry: the sum over entries, in order.
 TEST_P(CpuInvariance, BiasGradientIsTheSumOverEntriesInOrder) {
   std::unique_ptr<Backend> backend = MakeCpuBackend({.threads = 2});
   Problem problem = LongProblems()[2];

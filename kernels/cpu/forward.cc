@@ -195,7 +195,7 @@ class ForwardPass {
     return hn::GetLane(hn::SumOfLanes(FloatTag(), sum));
   }
 
-  // Of whole vectors; adds them to `sum`.
+  // Computes the exponentials of whole vectors and adds them to `sum`.
   template <bool kMasked, bool kDropout>
   FloatVector Exponentials(const QueryTile& tile, int r, float* s, const Span& whole,
                            FloatVector sum) const {

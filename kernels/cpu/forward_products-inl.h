@@ -91,7 +91,7 @@ class ForwardProducts {
     s_transposed_ = scratch.Floats(kMaxKeyRows * kFewQueries);
   }
 
-  // Of the item's tile `n`.
+  // Loads the queries of the item's tile `n`.
   void LoadQueries(int n, const RowsOf& queries) {
     QueryTile& tile = tiles_[n];
     float* copy = q_copies_ + n * kMaxQueryRows * q_stride_;
@@ -118,12 +118,12 @@ class ForwardProducts {
     finite_ = CopyRows(p_.element, values, v_copy_, v_stride_) ? Finite::kYes : Finite::kNo;
   }
 
-  // Of a strip of rows from `row`: s [kStripRows][kMaxKeyRows].
+  // Computes a strip of rows from `row`: s [kStripRows][kMaxKeyRows].
   void Scores(int n, const ScoreTile& scores, int, float* s) {
     few_ ? ScoresOfFew(tiles_[n], scores, s) : ScoresOfRows(tiles_[n].q, k_, dim_, scores, s);
   }
 
-  // Of the strip: o [rows of the tile][v_stride] += P·V; p as s, kHiddenZero where not visible.
+  // Adds the strip's P·V to o [rows of the tile][v_stride]; p as s, kHiddenZero where not visible.
   void AddValues(const ScoreTile& scores, int, const float* p, float* o) {
     Product product = {.a = p,
                        .a_row = kMaxKeyRows,
@@ -191,7 +191,7 @@ class ForwardProducts {
   float* k_;             // K in panels; as rows [keys][q_stride] with few queries
   float* v_copy_;        // [keys][v_stride], unless V is read in place
   float* s_transposed_;  // [keys][kFewQueries], with few queries
-  // Of the tile of keys in work:
+  // These belong to the tile of keys in work.
   FloatRows keys_ = {};            // with few queries
   const float* values_ = nullptr;  // [keys][v_stride]
   Finite finite_ = Finite::kUnknown;

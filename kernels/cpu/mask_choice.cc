@@ -11,8 +11,8 @@
 namespace attnd {
 namespace {
 
-// What a class costs beside its scores, and each of its keys, in scores: bringing rows and keys
-// together, packing K, the item itself. A product has at least kLeastRows rows.
+// A class costs this beside its scores, and each of its keys this, in scores: bringing rows and
+// keys together, packing K, the item itself. A product has at least kLeastRows rows.
 constexpr double kClassScores = 1000, kKeyScores = 12, kLeastRows = 6;
 constexpr double kTile = kHostMaskTile.keys;
 

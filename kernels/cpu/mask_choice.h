@@ -27,8 +27,9 @@ struct MaskChoice {
   std::optional<ResidueClasses> residues;    // residue
 };
 
-// Of a valid problem with a mask. `forced`, if there, is chosen whatever the prediction says, or
-// UNIMPLEMENTED naming it and why it cannot run. OUT_OF_RANGE when lists take too long to compile.
+// Chooses the kernel for a valid problem with a mask. `forced`, if there, is chosen whatever the
+// prediction says, or UNIMPLEMENTED naming it and why it cannot run. OUT_OF_RANGE when lists take
+// too long to compile.
 absl::StatusOr<MaskChoice> ChooseMaskKernel(const Problem& problem,
                                             std::optional<CpuMaskKernel> forced, MaskPlans& plans);
 

@@ -7,8 +7,8 @@
 
 namespace attnd {
 
-// What computes products. Between configure and release a thread's tile registers hold data that
-// each context switch must save.
+// Computes products. Between configure and release a thread's tile registers hold data that each
+// context switch must save.
 struct TileUnit {
   const char* name;
   void (*configure)();

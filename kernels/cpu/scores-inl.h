@@ -39,7 +39,7 @@ constexpr float kHidden = -std::numeric_limits<float>::max();
 // kHidden.
 constexpr float kLowestBias = -0x1.fffffcp127f;
 
-// What all tiles of one (batch entry, query head, residue) share.
+// All tiles of one (batch entry, query head, residue) share these.
 struct HeadRules {
   const Problem& problem;
   int64_t batch_index, q_head;
@@ -70,7 +70,7 @@ struct HeadRules {
   HeadRules(const HeadRules&) = delete;  // `sequence` is part of `rows`
   HeadRules& operator=(const HeadRules&) = delete;
 
-  // What a score must still be multiplied by after PrepareRow.
+  // A score must still be multiplied by this after PrepareRow.
   float factor() const { return plain ? scale : 1.0f; }
 };
 
@@ -124,8 +124,8 @@ struct ScoreTile {
   uint32_t all_panels;  // with a mask: of any row
 
   Stretches WholeRow() const { return {{{0, columns}}, 1}; }
-  // What products read of row `r` of P where its kTileRows rows say which columns they want; and
-  // where columns say which rows, of which kTileRows stand on both sides of a panel's end.
+  // Products read these of row `r` of P where its kTileRows rows say which columns they want; and
+  // these where columns say which rows, of which kTileRows stand on both sides of a panel's end.
   Stretches WantedByRows(int r) const;
   Stretches WantedByColumns() const;
 
@@ -371,7 +371,7 @@ inline FloatVector LoadBias(const HeadRules& rules, int64_t row, int64_t column,
   }
 }
 
-// What the mask shows of kLanes keys from `column`, a multiple of kLanes.
+// Returns which of kLanes keys from `column`, a multiple of kLanes, the mask shows.
 inline hn::Mask<FloatTag> ShownByMask(const ScoreTile& tile, int r, int column) {
   const uint64_t word = tile.bits[r][column / kWordKeys] >> (column % kWordKeys);
   uint8_t copy[8];

@@ -9,7 +9,7 @@
 namespace attnd::cuda {
 namespace {
 
-// Of sums of a tile: 64 MiB. Enough that blocks fill the largest GPU several times.
+// Slots for the sums of a tile each: 64 MiB, enough that blocks fill the largest GPU several times.
 constexpr int64_t kSlots = 1024;
 constexpr int64_t kMaxSplits = 32;  // more sums to add take longer than they save
 
@@ -25,7 +25,7 @@ int64_t SlabTiles(const Problem& p, const CaptureKernels& kernels) {
   return std::min(TilesOf(p, kernels), kSlots / SplitsOf(p, kernels));
 }
 
-// Of each tile of `tile` positions: how many blocks have a part of it.
+// Counts, for each tile of `tile` positions, the blocks that have a part of it.
 std::vector<int64_t> CellsAlong(int64_t length, int64_t tile, int64_t block) {
   std::vector<int64_t> cells;
   for (int64_t begin = 0; begin < length; begin += tile) {
@@ -49,7 +49,7 @@ struct Cells {
   }
 };
 
-// What the kernels write.
+// Lays out what the kernels write.
 void LayOutResults(const Problem& p, const CaptureRequest& request, CapturePlan& plan) {
   ArenaLayout& arena = plan.launch.arena;
   const int64_t slot = int64_t{kCaptureRows} * plan.capture.tile_keys;
@@ -84,7 +84,7 @@ CapturePlan Begin(const Problem& p, const CaptureKernels& kernels, const Capture
   return plan;
 }
 
-// Of tile `tile` in its slab: its slots, one a split.
+// Lists each tile in its slab with its slots, one a split.
 std::vector<TileWork> ScoresTiles(const CapturePlan& plan) {
   std::vector<TileWork> work;
   const int32_t splits = plan.capture.splits;

@@ -31,7 +31,7 @@ class CopyMerger {
     block_ = {{.device = device, .host = host, .bytes = bytes}, allocation};
     return open_.size() > kMaxOpen ? TakeFirst() : std::nullopt;
   }
-  // What is left, one after the other until there is nothing.
+  // Returns the copies that are left, one after the other until there is none.
   std::optional<HostCopy> Next() {
     CloseBlock();
     return TakeFirst();

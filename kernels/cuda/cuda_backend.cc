@@ -579,7 +579,7 @@ int CudaBackend::SlicesOf(double flops, Direction direction) const {
 }
 
 void CudaBackend::Learn(const LaunchPlan& plan, Direction direction, double seconds) {
-  // What a bool mask empties takes no time, which would make later launches look short.
+  // Tiles that a bool mask empties take no time, which would make later launches look short.
   if (seconds < kMinLessonSeconds || plan.flops <= 0 || plan.has_bool_masks) return;
   std::atomic<double>& rate = seconds_per_flop_[static_cast<int>(direction)];
   const double old_rate = rate;

@@ -85,10 +85,10 @@ class CudaBackend final : public Backend {
                                       const CaptureRequest& request) override;
 
  private:
-  // Of each call: where its tensors lie, if outside the arena.
+  // For each call the place of its tensors, if outside the arena.
   using Held = std::vector<const DeviceMemory*>;
 
-  // Of a valid problem, and the classes by which it goes, if it does.
+  // Chooses the kernels for a valid problem, and the classes by which it goes, if it does.
   absl::StatusOr<ForwardKernels> ForwardKernelsOf(const Problem& problem) const;
   absl::StatusOr<BackwardKernels> BackwardKernelsOf(const Problem& problem) const;
   std::optional<ResidueClasses> ClassesOf(const Problem& problem) const;
@@ -107,10 +107,10 @@ class CudaBackend final : public Backend {
   InPlaceCall PlanInPlace(const Kernels& kernels, const Call& call, const DevicePart& arena) const;
   // How its tensors reach this device's kernels.
   Travel TravelOf(const Problem& problem) const;
-  // Of a problem with a mask by description; lists are not yet in the device's memory.
+  // Prepares a problem's mask by description; lists are not yet in the device's memory.
   template <class Kernels>
   absl::StatusOr<CallMask> MaskFor(const Problem& problem, const Kernels& kernels) const;
-  // Of all calls.
+  // Prepares the masks of all calls.
   template <class Call, class Kernels>
   absl::StatusOr<std::vector<CallMask>> MasksOf(absl::Span<const Call* const> calls,
                                                 const Kernels& kernels);

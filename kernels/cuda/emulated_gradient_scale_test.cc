@@ -81,7 +81,7 @@ void ExpectMultiple(const std::vector<float>& once, const std::vector<float>& sc
   int64_t wrong = 0, finite = 0;
   for (size_t n = 0; n < once.size(); ++n) {
     const double expected = once[n] * factor;
-    // What the output's type cannot hold says nothing.
+    // A number that the output's type cannot hold says nothing.
     const bool half = element == ElementType::kFloat16;
     const double smaller = std::min(std::fabs(expected), std::fabs(double{once[n]}));
     if (half && (std::fabs(expected) > 65504 || smaller < 0x1p-14)) continue;

@@ -1,5 +1,5 @@
-// What only an emulator sees of the sm70 kernels: accesses of shared memory that nothing orders,
-// and bank conflicts of every memory instruction.
+// Only an emulator sees these defects of the sm70 kernels: accesses of shared memory that nothing
+// orders, and bank conflicts of every memory instruction.
 #include <cmath>
 #include <map>
 #include <memory>

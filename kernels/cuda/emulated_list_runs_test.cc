@@ -22,7 +22,7 @@
 namespace attnd::cuda {
 namespace {
 
-// Of the table every `stride`-th, the last one first.
+// Runs every `stride`-th case of the table, the last one first.
 void RunsConform(Architecture architecture, ElementType element, std::optional<MaskWay> way,
                  size_t stride) {
   CudaBackend engine(MakeEmulatedDevice({.architecture = architecture}), nullptr, way);

@@ -13,7 +13,7 @@
 
 namespace attnd::cuda {
 
-// Of the device's memory.
+// A range of the device's memory.
 struct DeviceRange {
   uint64_t address = 0;
   int64_t bytes = 0;
@@ -22,7 +22,8 @@ struct DeviceRange {
 TensorAddresses AddressesOf(const ForwardCall& call);
 TensorAddresses AddressesOf(const BackwardCall& call);
 
-// What kernels of this plan expect to be zero in an arena at this address: neighbours are one.
+// Lists the ranges that kernels of this plan expect to be zero in an arena at this address:
+// neighbours are one.
 std::vector<DeviceRange> ZeroedRanges(const ArenaLayout& layout, uint64_t arena);
 // The same of what lies outside the arena or is no region of its own.
 std::vector<DeviceRange> ZeroedGradients(const CallLayout& at, const ForwardCall& call,
@@ -37,7 +38,7 @@ class InPlaceCall {
   InPlaceCall(LaunchPlan plan, uint64_t arena, std::vector<DeviceRange> zeroed, int slices,
               double seconds);
 
-  // Beside constants.
+  // Bytes of the arena, constants left out.
   int64_t arena_bytes() const { return plan_.constants_begin; }
   int64_t constant_bytes() const { return plan_.arena.bytes() - plan_.constants_begin; }
   // Before its kernels.

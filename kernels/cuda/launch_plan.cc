@@ -20,7 +20,7 @@ int64_t MapBytes(const KernelRow& row, int64_t parts) {
   return parts * row.maps * static_cast<int64_t>(sizeof(TensorMap));
 }
 
-// What the main kernel needs besides tensors.
+// Adds what the main kernel needs besides tensors.
 void AddMaps(const KernelRow& row, LaunchPlan& plan) {
   if (row.maps > 0) plan.mapped = row;
   if (row.stays) {

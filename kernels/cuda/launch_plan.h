@@ -22,7 +22,8 @@ namespace attnd::cuda {
 struct PlannedKernel {
   KernelRow row;
   size_t tiles = 0;  // index into LaunchPlan::tiles
-  // Of the long one, which slices cut: what tiles cost up to each, and all of them. Else empty.
+  // Belongs to the long list, which slices cut: what tiles cost up to each, and all of them. Else
+  // empty.
   std::vector<int64_t> work;
 };
 
@@ -59,7 +60,7 @@ struct LaunchPlan {
   double flops = 0;                 // at most: what bool masks empty is counted
   bool has_bool_masks = false;
 
-  // What every launch has, in this order: parts first, constants last.
+  // Adds what every launch has, in this order: parts first, constants last.
   void AddParts(absl::Span<const Problem* const> problems, Travel travel,
                 absl::Span<const CallMask> masks = {});
   // The problem of each part's first run; to be asked for once, before tiles are.
@@ -80,21 +81,22 @@ struct LaunchPlan {
   // Constants lie at this address, behind the arena, which keeps no place for them.
   void PlaceConstants(uint64_t arena_address, uint64_t address);
 
-  // Of a kernel, on tiles [begin, end) of a list.
+  // Makes a kernel's step on tiles [begin, end) of a list.
   KernelStep StepOf(uint64_t arena_address, const KernelRow& row, size_t list, int64_t begin,
                     int64_t end) const;
 
   absl::Span<Part> PartsOfCall(size_t call) {
     return absl::MakeSpan(parts).subspan(first_part[call], first_part[call + 1] - first_part[call]);
   }
-  // What stands in [constants_begin, arena.bytes()), for an arena at this address. After the
+  // Returns the bytes of [constants_begin, arena.bytes()), for an arena at this address. After the
   // parts' exponents are known. `device` encodes maps.
   absl::StatusOr<std::vector<std::byte>> Constants(uint64_t arena_address,
                                                    const KernelDevice& device) const;
   // The kernels of slice `slice` of `slices`: those before the main one go with the first, those
   // after it with the last.
   std::vector<KernelStep> Slice(uint64_t arena_address, int slice, int slices) const;
-  // Of the main kernel, on its tiles [begin, end), and what is made ahead of it for these alone.
+  // Adds the main kernel's steps on its tiles [begin, end), and what is made ahead of it for these
+  // alone.
   void AddMainSteps(uint64_t arena_address, const PlannedKernel& kernel, int64_t begin, int64_t end,
                     std::vector<KernelStep>& steps) const;
 };
@@ -110,13 +112,13 @@ LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardK
                        const std::vector<bool>& held, absl::Span<const CallMask> masks = {});
 LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels,
                         const std::vector<bool>& held, absl::Span<const CallMask> masks = {});
-// Of one call whose tensors are LayOutElsewhere's.
+// Plans one call whose tensors are LayOutElsewhere's.
 LaunchPlan PlanForwardElsewhere(const Problem& problem, const ForwardKernels& kernels,
                                 absl::Span<const CallMask> masks);
 LaunchPlan PlanBackwardElsewhere(const Problem& problem, const BackwardKernels& kernels,
                                  absl::Span<const CallMask> masks);
 
-// Of the tensors that forward leaves for backward.
+// Counts the bytes of the tensors that forward leaves for backward.
 int64_t ResidualTensorBytes(const Problem& problem);
 
 // How tensors reach these kernels.
@@ -132,7 +134,8 @@ int64_t BackwardArenaBytes(const Problem& problem, const BackwardKernels& kernel
 // The same where tensors are LayOutElsewhere's.
 int64_t ForwardBytesElsewhere(const Problem& problem, const ForwardKernels& kernels);
 int64_t BackwardBytesElsewhere(const Problem& problem, const BackwardKernels& kernels);
-// What a forward takes beside that when its tensors stay: of bfloat16 as halves V and O once more.
+// A forward takes so many bytes beside that when its tensors stay: for bfloat16 as halves V and O
+// once more.
 int64_t KeptForwardBytes(const Problem& problem, Travel travel,
                          const std::optional<ResidueClasses>& classes = std::nullopt);
 

@@ -1,4 +1,4 @@
-// What admission is told beforehand about a launch against what its plan then takes.
+// Admission is told beforehand what a launch takes; its plan then takes as much.
 #include "kernels/cuda/launch_plan.h"
 
 #include <algorithm>
@@ -51,7 +51,7 @@ void ExpectTakesWhatIsTold(const std::vector<KernelRow>& rows, const Problem& p)
   }
 }
 
-// What p has beside scores of its own, by classes of a stride.
+// Checks what is told of p, without scores of its own, by classes of a stride.
 void ExpectClassesTakeWhatIsTold(const std::vector<KernelRow>& rows, Problem p, int64_t period) {
   p.bias.reset();
   p.bool_mask.reset();
@@ -206,7 +206,7 @@ TEST(LaunchPlan, CountsAMaskThatIsNotHeld) {
   EXPECT_GE(told, ForwardArenaBytes(p, *forward) + mask.layout.bytes);
 }
 
-// Of 64 heads, which take turns at the L2, none begins its long block so late that it would still
+// With 64 heads, which take turns at the L2, none begins its long block so late that it would still
 // be at work when all others have ended.
 TEST(LaunchPlan, LongBlocksBeginInTime) {
   const Problem p = Longformer(4096, 64);
@@ -283,7 +283,8 @@ int64_t BytesOf(const LaunchPlan& plan, const std::string& name) {
   return -1;
 }
 
-// Of 16 heads both integers of dQ together take 2^31 bytes and more; so many rows are visited too.
+// With 16 heads both integers of dQ together take 2^31 bytes and more; so many rows are visited
+// too.
 TEST(LaunchPlan, CountsBeyond32BitsAt131072Rows) {
   constexpr int64_t kLength = 131072;
   for (const ArchitectureInfo& info : Architectures()) {

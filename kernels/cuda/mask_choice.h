@@ -20,8 +20,9 @@
 
 namespace attnd::cuda {
 
-// Of a valid problem, with or without a mask. `forced`, if there, is taken for masks by description
-// whatever the prediction says, or UNIMPLEMENTED naming it. Other errors are SelectForward's.
+// Chooses the kernels for a valid problem, with or without a mask. `forced`, if there, is taken for
+// masks by description whatever the prediction says, or UNIMPLEMENTED naming it. Other errors are
+// SelectForward's.
 absl::StatusOr<ForwardKernels> ChooseForward(absl::Span<const KernelRow> rows,
                                              const Problem& problem,
                                              std::optional<MaskTiles> forced, MaskPlans& plans);
@@ -42,7 +43,7 @@ std::optional<MaskTiles> TilesOf(std::optional<MaskWay> forced);
 // Why a kernel visits the tiles that it lists: for reports.
 absl::string_view ReasonOfLists(const KernelRow& row);
 
-// What a launch of this row is predicted to take, in cycles of one SM: `compiled` for its tiles.
+// Predicts what a launch of this row takes, in cycles of one SM: `compiled` for its tiles.
 double PredictedCycles(const KernelRow& row, const CompiledMask& compiled, const Problem& problem);
 
 }  // namespace attnd::cuda

@@ -22,7 +22,7 @@ namespace attnd::cuda {
 // By tiles of the usual blocks, by small ones (mask_choice.h), by classes.
 enum class MaskWay : uint8_t { kListed, kSmall, kResidue };
 
-// Of a valid problem: its classes, or none where it goes by lists or has no mask. `forced`, if
+// Chooses a valid problem's classes, or none where it goes by lists or has no mask. `forced`, if
 // there, is chosen whatever the prediction says; UNIMPLEMENTED naming it and why it cannot run.
 absl::StatusOr<std::optional<ResidueClasses>> ChooseClasses(const Problem& problem,
                                                             std::optional<MaskWay> forced);

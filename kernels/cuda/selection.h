@@ -48,7 +48,7 @@ absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows,
 absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
                                                const Problem& problem,
                                                MaskTiles tiles = MaskTiles::kListed);
-// Of a problem that SelectForward has kernels for.
+// Chooses the capture kernels for a problem that SelectForward has kernels for.
 absl::StatusOr<CaptureKernels> SelectCapture(absl::Span<const KernelRow> rows,
                                              const Problem& problem);
 

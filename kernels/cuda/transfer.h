@@ -41,7 +41,7 @@ class Transfer {
   // `parts` are the call's own, and stay; what is converted has its exponents set here.
   absl::Status In(const CallLayout& at, const ForwardCall& call, absl::Span<Part> parts);
   absl::Status In(const CallLayout& at, const BackwardCall& call, absl::Span<Part> parts);
-  // What a capture reads of a forward that has run (LayOutScores).
+  // Copies in what a capture reads of a forward that has run (LayOutScores).
   absl::Status ScoresIn(const CallLayout& at, const ForwardCall& call, absl::Span<Part> parts);
   absl::Status FlushIn();
   absl::Status Out(const CallLayout& at, const ForwardCall& call, absl::Span<const Part> parts);
@@ -63,7 +63,7 @@ class Transfer {
   absl::Status InputsIn(const CallLayout& at, const ForwardCall& call, int value_bits,
                         absl::Span<Part> parts);
   absl::Status MaskAndBiasIn(const CallLayout& at, const ForwardCall& call);
-  // What backward needs of forward, in the scales of backward.
+  // Copies in what backward needs of forward, in the scales of backward.
   absl::Status ForwardIn(const CallLayout& at, const BackwardCall& call, absl::Span<Part> parts);
   absl::Status RowsIn(const Rows& rows, const void* from, const Problem& p,
                       absl::Span<const Part> parts);
@@ -72,7 +72,7 @@ class Transfer {
   // O, which is float16 times powers of two where the call is bfloat16.
   absl::Status OutputOut(const Rows& rows, void* to, const Problem& p,
                          absl::Span<const Part> parts);
-  // What has lse's shape, as the call's kernels have it.
+  // Copies in a tensor of lse's shape, as the call's kernels have it.
   absl::Status LseIn(const CallLayout& at, const float* from, int64_t offset);
   absl::Status DLseIn(const CallLayout& at, const BackwardCall& call, absl::Span<const Part> parts);
   void BeginCall(const CallLayout& at, std::byte* workspace);

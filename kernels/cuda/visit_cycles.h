@@ -1,5 +1,5 @@
-// What kernels of masked calls take for what they visit: the choice between them compares it
-// (mask_choice.h). Pure functions; any thread.
+// SM cycles per visited tile, used to choose between kernels of masked calls (mask_choice.h). Pure
+// functions; any thread.
 #pragma once
 
 #include "kernels/tiles.h"
@@ -13,7 +13,8 @@ struct VisitCycles {
   float full = 0, partial = 0, block = 0;
 };
 
-// Of a kernel of listed tiles, small ones or others; zeros where there are no small ones to choose.
+// Returns the cycles of a kernel of listed tiles, small ones or others; zeros where there are no
+// small ones to choose.
 VisitCycles CyclesOf(const KernelRow& row);
 
 }  // namespace attnd::cuda

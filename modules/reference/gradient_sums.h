@@ -10,7 +10,7 @@
 
 namespace attnd {
 
-// Of one value: the uses' gradients, last use first. Columns that no use names are 0.
+// Sums the gradient of one value over its uses, last use first. Columns that no use names are 0.
 class ValueGradient {
  public:
   ValueGradient() = default;
@@ -46,9 +46,9 @@ class ValueGradient {
 
 inline constexpr int64_t kGradientRows = 1024;
 
-// Of one parameter: add_row(row, sum) adds what a row gives to sum. Rows go in blocks of
-// kGradientRows from the call's first, and the sum goes on from what `gradient` holds: with
-// rounding one float32 addition a block, without row after row.
+// Sums the gradient of one parameter: add_row(row, sum) adds what a row gives to sum. Rows go in
+// blocks of kGradientRows from the call's first, and the sum goes on from what `gradient` holds:
+// with rounding one float32 addition a block, without row after row.
 template <class AddRow>
 void AddRows(int64_t rows, const Rounder& round, Numbers& gradient, AddRow&& add_row) {
   if (!round.rounds()) {

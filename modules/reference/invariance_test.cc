@@ -1,5 +1,5 @@
-// What may not change a bit: how rows are batched, how a call is cut, what is kept. With rounding
-// and without.
+// How rows are batched, how a call is cut and what is kept may not change a bit, with rounding and
+// without.
 #include <gtest/gtest.h>
 
 #include <algorithm>

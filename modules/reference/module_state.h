@@ -1,4 +1,4 @@
-// What a call of the reference reads, and what it keeps. Values; any thread.
+// Holds the inputs of a call of the reference, and what the call keeps. Values; any thread.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace attnd {
 
-// What both directions of a call read.
+// The inputs that both directions of a call read.
 struct ModuleInputs {
   CallRows rows;
   CallDropout dropout;
@@ -21,7 +21,7 @@ struct ModuleInputs {
   std::vector<uint8_t> mask_bits;  // iff rows.bool_mask
 };
 
-// What Forward keeps for Backward: of each layer the values that KeptValues names.
+// One layer's values that Forward keeps for Backward: those that KeptValues names.
 struct KeptLayer {
   Recompute recompute = Recompute::kNone;
   std::vector<Numbers> values;  // [ops + 2], empty: not kept

@@ -20,7 +20,7 @@ double GeluTanhArgument(double x) {
   return std::numbers::sqrt2 * std::numbers::inv_sqrtpi * (x + kCubic * x * x * x);
 }
 
-// Of x·σ(c·x).
+// Differentiates x·σ(c·x).
 double SigmoidGateSlope(double c, double x) {
   const double s = Sigmoid(c * x);
   return s + c * x * s * (1 - s);

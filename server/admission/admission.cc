@@ -17,7 +17,7 @@ namespace {
 // One call's estimate may be wrong by this factor, so a call is refused only if it misses its
 // deadline by more. The work ahead counts in full: DeadlineOrder::kQueueMargin.
 constexpr double kEstimateSlack = 2;
-// Of a device's memory, what one call's compiled mask may take: 1 / this.
+// One call's compiled mask may take 1 / this of a device's memory.
 constexpr int64_t kMaskPlanShare = 8;
 
 // Longer than the ports of a draining server stay open.
@@ -306,14 +306,16 @@ absl::Status Admission::RefuseLate(const Wanted& wanted, absl::Time now) const {
   }
   std::string needed_text = absl::StrCat(ahead + seconds), left_text = absl::StrCat(remaining);
   if (late) {
-    return Failure(absl::StatusCode::kDeadlineExceeded, reason::kDeadlineUnmeetable,
-                   absl::StrCat("deadline: about ", needed_text,
-                                " s of work lie before the answer, ", left_text, " s are left"),
-                   {{"estimated_seconds", needed_text}, {"remaining_seconds", left_text}});
+    return Failure(
+        absl::StatusCode::kDeadlineExceeded, reason::kDeadlineUnmeetable,
+        absl::StrCat("deadline: about ", needed_text, " s of work lie before the answer, ",
+                     left_text, " s are left; set a later deadline, or try another replica"),
+        {{"estimated_seconds", needed_text}, {"remaining_seconds", left_text}});
   }
   return WithRetryAfter(
       Failure(absl::StatusCode::kUnavailable, reason::kQueueFull,
-              "full now: this caller's admitted calls need the time until their deadlines",
+              "full now: this caller's admitted calls need the time until their deadlines; "
+              "wait, or set a later deadline",
               {{"estimated_seconds", needed_text}, {"remaining_seconds", left_text}}),
       RetryDelay(ahead));
 }

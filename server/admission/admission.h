@@ -201,7 +201,7 @@ class Admission {
   const AdmissionLimits& limits() const { return limits_; }
 
  private:
-  // What a call takes of a device.
+  // Says what a call takes of a device.
   struct Choice {
     int device = 0;
     int64_t device_bytes = 0;

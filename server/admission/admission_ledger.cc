@@ -12,21 +12,22 @@ namespace {
 absl::Status Full(absl::string_view reason, absl::string_view what, int64_t limit, int64_t wanted,
                   double seconds_ahead) {
   std::string limit_text = absl::StrCat(limit), wanted_text = absl::StrCat(wanted);
-  absl::Status status = Failure(absl::StatusCode::kUnavailable, reason,
-                                absl::StrCat("full now: ", what, " at most ", limit_text,
-                                             ", this call would make it ", wanted_text),
-                                {{"limit", limit_text}, {"wanted", wanted_text}});
+  absl::Status status = Failure(
+      absl::StatusCode::kUnavailable, reason,
+      absl::StrCat("full now: ", what, " at most ", limit_text, ", this call would make it ",
+                   wanted_text, "; wait, or try another replica"),
+      {{"limit", limit_text}, {"wanted", wanted_text}});
   return WithRetryAfter(std::move(status), RetryDelay(seconds_ahead));
 }
 
 absl::Status OverQuota(absl::string_view caller, absl::string_view what, int64_t limit,
                        int64_t wanted) {
   std::string limit_text = absl::StrCat(limit), wanted_text = absl::StrCat(wanted);
-  absl::Status status =
-      Failure(absl::StatusCode::kResourceExhausted, reason::kTenantQuota,
-              absl::StrCat("quota of caller ", caller, ": ", what, " at most ", limit_text,
-                           ", this call would make it ", wanted_text),
-              {{"caller", caller}, {"limit", limit_text}, {"wanted", wanted_text}});
+  absl::Status status = Failure(
+      absl::StatusCode::kResourceExhausted, reason::kTenantQuota,
+      absl::StrCat("quota of caller ", caller, ": ", what, " at most ", limit_text,
+                   ", this call would make it ", wanted_text, "; have fewer calls in flight"),
+      {{"caller", caller}, {"limit", limit_text}, {"wanted", wanted_text}});
   return WithRetryAfter(std::move(status), absl::Milliseconds(100));
 }
 

@@ -25,7 +25,7 @@ struct LeasesInTheWay {
   int64_t bytes = 0;
 };
 
-// What one call needs.
+// Says what one call needs.
 struct Wanted {
   const CallerFlow& flow;
   int64_t bytes;
@@ -36,7 +36,8 @@ struct Wanted {
   absl::Time due, deadline;
 };
 
-// Of a call that is refused now: half of the queue's time, within bounds.
+// Tells a call that is refused now when to come back: after half of the queue's time, within
+// bounds.
 absl::Duration RetryDelay(double seconds_ahead);
 
 class AdmissionLedger {
@@ -47,7 +48,8 @@ class AdmissionLedger {
   // `in_the_way` says how many of their bytes, and where.
   absl::Status Take(const AdmissionLimits& limits, const Wanted& call, uint64_t& number,
                     LeasesInTheWay* in_the_way);
-  // What the call would meet in its flow, of which the batcher serves the share of its weight.
+  // Predicts what the call would meet in its flow, of which the batcher serves the share of its
+  // weight.
   DeadlineOrder::Outlook OutlookOf(const Wanted& call, absl::Time now) const;
   // True with a probability that falls from 1 at half of the pressure to 0 at all of it.
   bool LetsIn(double pressure);

@@ -21,7 +21,8 @@ struct AdmissionLimits {
   absl::Duration max_deadline = absl::Minutes(10);  // of a call that brings none, or a later one
 };
 
-// What admitted calls need of one device. Seconds are CostModel's estimates, without its pace.
+// Adds up what admitted calls need of one device. Seconds are CostModel's estimates, without its
+// pace.
 struct AdmissionDeviceUse {
   int64_t calls = 0;
   int64_t memory_bytes = 0;  // of BackendInfo::memory_bytes

@@ -30,7 +30,7 @@ class AdmissionTest : public testing::Test {
     return admission_->Admit(DecodedCall(SmallProblem(length)),
                              {.id = ++ids_, .caller = caller, .deadline = deadline});
   }
-  // What one call of SmallProblem takes: q, k, v, o of 1 KiB each and lse of 128 bytes.
+  // One call of SmallProblem takes q, k, v, o of 1 KiB each and lse of 128 bytes.
   static constexpr int64_t kCallBytes = 4 * 1024 + 128;
 
   GatedBackend backend_;
@@ -368,7 +368,7 @@ TEST_F(AdmissionDevicesTest, HoldsADevicesMemoryThatNoCallGets) {
   EXPECT_EQ(Admit()->device(), 0);
 }
 
-// What it keeps is there already.
+// The device has the memory that it keeps already.
 TEST_F(AdmissionDevicesTest, SendsABackwardToTheDeviceThatKeepsItsTensors) {
   slow_.SetDeviceBytes(1000, 1000);
   slow_.KeepResiduals(400);

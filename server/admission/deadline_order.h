@@ -36,7 +36,7 @@ class DeadlineOrder {
     double End(double seconds) const;  // with the margin
   };
 
-  // What a new call would meet.
+  // Predicts what a new call would meet.
   struct Outlook {
     double ahead_seconds = 0;  // estimated work before it, at the device's pace
     bool breaks_another = false;
@@ -49,7 +49,8 @@ class DeadlineOrder {
   void Start(const Place& place);
   void Remove(const Place& place);
 
-  // Of a call of `seconds` that is due then; it would come after all that are due at that time.
+  // Predicts for a call of `seconds` that is due then; it would come after all that are due at that
+  // time.
   Outlook For(absl::Time due, double seconds, const Service& service, absl::Time now) const;
   bool empty() const { return calls_.empty(); }
   double seconds() const { return seconds_; }

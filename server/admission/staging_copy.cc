@@ -22,7 +22,8 @@ absl::Status NoGap(int64_t bytes) {
   std::string wanted = absl::StrCat(bytes);
   return WithRetryAfter(
       Failure(absl::StatusCode::kUnavailable, reason::kMemoryPressure,
-              absl::StrCat("full now: no ", wanted, " bytes of staging memory in one piece"),
+              absl::StrCat("full now: no ", wanted,
+                           " bytes of staging memory in one piece; wait, or try another replica"),
               {{"wanted", wanted}}),
       kRetryDelay);
 }

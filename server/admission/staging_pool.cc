@@ -91,8 +91,9 @@ absl::StatusOr<StagingPool> StagingPool::Create(int64_t capacity_bytes) {
   void* base = mmap(nullptr, static_cast<size_t>(capacity), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cannot reserve ", capacity, " bytes of staging memory: ", strerror(errno)));
+    return absl::ResourceExhaustedError(absl::StrCat("cannot reserve ", capacity,
+                                                     " bytes of staging memory: ", strerror(errno),
+                                                     "; lower --memory_limit_mib"));
   }
   // Advice only: huge pages save page faults, and a core dump shall not hold callers' tensors.
   madvise(base, static_cast<size_t>(capacity), MADV_HUGEPAGE);

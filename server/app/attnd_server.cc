@@ -155,7 +155,9 @@ void AttndServer::LoseDevice(int device, const absl::Status& status) {
   if (modules_ != nullptr) modules_->table().LoseDevice(device);
   SetDeviceServing(device, false);
   SetServing(false);
-  log_.Error("device_lost", {{"device", devices_[device].name}, {"message", status.message()}});
+  log_.Error("device_lost", {{"device", devices_[device].name},
+                             {"message", status.message()},
+                             {"cure", "look for Xid errors in dmesg; a restart resets the GPU"}});
 }
 
 absl::Status AttndServer::StartModules(const TokenIssuer& issuer) {

@@ -38,7 +38,7 @@ void AttndServer::Drain(absl::Duration delay, absl::Duration timeout,
                                {"cure", "a longer --drain_timeout, or shorter deadlines"}});
   }
   if (modules_ != nullptr) modules_->table().SaveAll();
-  // What is open now are watchers of health and the like, which would stay for ever.
+  // Calls that are open now are watchers of health and the like, which would stay for ever.
   rpc_->Shutdown(std::min(deadline, absl::Now() + kGoodbye));
 }
 

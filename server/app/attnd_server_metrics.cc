@@ -1,4 +1,4 @@
-// What AttndServer knows and metrics ask for at each scrape.
+// Samples AttndServer's state for metrics, at each scrape.
 #include <string>
 #include <utility>
 
@@ -18,18 +18,16 @@ void AttndServer::SampleState() {
   SampledMetrics& sampled = *metrics_.sampled();
   for (int n = 0; n < devices_.size(); ++n) SampleDevice(n);
   devices_.Sample(sampled);
-  sampled.AddGauge("attnd_admitted_bytes",
-                   "Staging memory promised to requests, from admission until their reply is sent.",
-                   {}, [this] { return static_cast<double>(calls_->admission().Use().bytes); });
-  sampled.AddGauge("attnd_call_bytes", "Memory of calls beside tensors, and of unread replies.", {},
+  sampled.AddGauge("attnd_admitted_bytes", {},
+                   [this] { return static_cast<double>(calls_->admission().Use().bytes); });
+  sampled.AddGauge("attnd_call_bytes", {},
                    [this] { return static_cast<double>(calls_->call_bytes().held()); });
   SampleLeases(kHostMemory, "host");
-  sampled.AddGauge("attnd_staging_pool_capacity_bytes", "Size of the staging memory.", {},
+  sampled.AddGauge("attnd_staging_pool_capacity_bytes", {},
                    [this] { return static_cast<double>(staging_.capacity()); });
-  sampled.AddGauge("attnd_staging_pool_used_bytes", "Staging memory that tensors lie in.", {},
+  sampled.AddGauge("attnd_staging_pool_used_bytes", {},
                    [this] { return static_cast<double>(staging_.used()); });
-  sampled.AddGauge("attnd_staging_pool_peak_used_bytes",
-                   "Most staging memory in use at once since the start.", {},
+  sampled.AddGauge("attnd_staging_pool_peak_used_bytes", {},
                    [this] { return static_cast<double>(staging_.peak_used()); });
   AddResidentBytes(staging_.memory(), sampled);
   SampleSharedMemory();
@@ -49,8 +47,7 @@ void AttndServer::SampleCertificates() {
   for (const auto& [role, path] : files) {
     if (path.empty()) continue;
     metrics_.sampled()->AddGauge(
-        "attnd_tls_certificate_expiry_timestamp_seconds", "When the certificate ends.",
-        {{"role", role}}, [path = path] {
+        "attnd_tls_certificate_expiry_timestamp_seconds", {{"role", role}}, [path = path] {
           return absl::ToDoubleSeconds(CertificateExpiry(path) - absl::UnixEpoch());
         });
   }
@@ -58,11 +55,11 @@ void AttndServer::SampleCertificates() {
 
 void AttndServer::SampleSharedMemory() {
   SampledMetrics& sampled = *metrics_.sampled();
-  sampled.AddGauge("attnd_shared_memory_bytes", "Memory that callers of this host share.", {},
+  sampled.AddGauge("attnd_shared_memory_bytes", {},
                    [this] { return static_cast<double>(shared_memory_->Use().bytes); });
-  sampled.AddGauge("attnd_shared_memory_regions", "Pieces of that memory.", {},
+  sampled.AddGauge("attnd_shared_memory_regions", {},
                    [this] { return static_cast<double>(shared_memory_->Use().regions); });
-  sampled.AddGauge("attnd_shared_memory_connections", "Callers that share memory.", {}, [this] {
+  sampled.AddGauge("attnd_shared_memory_connections", {}, [this] {
     int connections = 0;
     for (const auto& listener : shared_memory_services_) connections += listener->connections();
     return connections;
@@ -72,19 +69,17 @@ void AttndServer::SampleSharedMemory() {
 void AttndServer::SampleModules() {
   if (modules_ == nullptr) return;
   SampledMetrics& sampled = *metrics_.sampled();
-  sampled.AddGauge("attnd_modules", "Modules that are registered.", {},
+  sampled.AddGauge("attnd_modules", {},
                    [this] { return static_cast<double>(modules_->table().size()); });
-  sampled.AddGauge("attnd_durable_lag_steps", "Changes of modules that a restart would not find.",
-                   {}, [this] { return static_cast<double>(modules_->table().durable_lag()); });
-  sampled.AddGauge("attnd_module_state_bytes", "Files of --module_state_dir.", {}, [this] {
+  sampled.AddGauge("attnd_durable_lag_steps", {},
+                   [this] { return static_cast<double>(modules_->table().durable_lag()); });
+  sampled.AddGauge("attnd_module_state_bytes", {}, [this] {
     return modules_->states() == nullptr ? 0 : static_cast<double>(modules_->states()->bytes());
   });
-  sampled.AddCounter("attnd_module_states_swept_total",
-                     "States removed because their module was not registered for long.", {},
-                     [this] {
-                       const StateRoot* states = modules_->states();
-                       return states == nullptr ? 0 : static_cast<double>(states->swept());
-                     });
+  sampled.AddCounter("attnd_module_states_swept_total", {}, [this] {
+    const StateRoot* states = modules_->states();
+    return states == nullptr ? 0 : static_cast<double>(states->swept());
+  });
   using Bytes = ModuleTable::Bytes;
   for (const auto& [kind, bytes] : {std::pair{"weight", &Bytes::weights},
                                     {"optimizer", &Bytes::optimizers},
@@ -92,8 +87,7 @@ void AttndServer::SampleModules() {
                                     {"workspace", &Bytes::workspaces},
                                     {"other", &Bytes::others}}) {
     for (int device = 0; device < devices_.size(); ++device) {
-      sampled.AddGauge("attnd_module_bytes", "Memory reserved for modules.",
-                       {{"device", devices_[device].name}, {"kind", kind}},
+      sampled.AddGauge("attnd_module_bytes", {{"device", devices_[device].name}, {"kind", kind}},
                        [this, device, bytes = bytes] {
                          return static_cast<double>(modules_->table().UsedBytes(device).*bytes);
                        });
@@ -103,36 +97,36 @@ void AttndServer::SampleModules() {
 
 void AttndServer::SampleMasks() {
   SampledMetrics& sampled = *metrics_.sampled();
-  sampled.AddGauge("attnd_mask_cache_bytes", "Masks by description that callers may name.", {},
+  sampled.AddGauge("attnd_mask_cache_bytes", {},
                    [this] { return static_cast<double>(keep_->masks().stats().bytes); });
-  sampled.AddCounter("attnd_mask_cache_hits_total", "Calls that named a mask known here.", {},
+  sampled.AddCounter("attnd_mask_cache_hits_total", {},
                      [this] { return static_cast<double>(keep_->masks().stats().hits); });
-  sampled.AddCounter("attnd_mask_cache_misses_total", "Calls that named a mask not known here.", {},
+  sampled.AddCounter("attnd_mask_cache_misses_total", {},
                      [this] { return static_cast<double>(keep_->masks().stats().misses); });
-  sampled.AddGauge("attnd_mask_plan_bytes", "Compiled masks.", {},
+  sampled.AddGauge("attnd_mask_plan_bytes", {},
                    [this] { return static_cast<double>(keep_->masks().plans().stats().bytes); });
-  sampled.AddGauge("attnd_mask_calls_waiting", "Calls whose masks wait to be compiled.", {},
+  sampled.AddGauge("attnd_mask_calls_waiting", {},
                    [this] { return static_cast<double>(calls_->mask_workers().waiting()); });
-  sampled.AddCounter("attnd_mask_compile_seconds_total", "Time spent in compiling masks.", {},
+  sampled.AddCounter("attnd_mask_compile_seconds_total", {},
                      [this] { return keep_->masks().plans().stats().compile_seconds; });
-  sampled.AddCounter("attnd_masks_compiled_total", "Masks compiled for some sizes.", {},
+  sampled.AddCounter("attnd_masks_compiled_total", {},
                      [this] { return static_cast<double>(keep_->masks().plans().stats().misses); });
 }
 
 void AttndServer::SampleCaptures() {
   SampledMetrics& sampled = *metrics_.sampled();
-  sampled.AddGauge("attnd_capture_bytes", "Attention maps kept for callers.", {},
+  sampled.AddGauge("attnd_capture_bytes", {},
                    [this] { return static_cast<double>(keep_->maps().stats().bytes); });
-  sampled.AddCounter("attnd_captures_lost_total", "Calls that named a map which is gone.", {},
+  sampled.AddCounter("attnd_captures_lost_total", {},
                      [this] { return static_cast<double>(keep_->maps().stats().lost); });
 }
 
 void AttndServer::SampleLeases(int place, const std::string& name) {
   SampledMetrics& sampled = *metrics_.sampled();
-  sampled.AddGauge("attnd_leases_active", "Residuals kept now.", {{"device", name}}, [this, place] {
+  sampled.AddGauge("attnd_leases_active", {{"device", name}}, [this, place] {
     return static_cast<double>(keep_->leases().Use(place).leases);
   });
-  sampled.AddGauge("attnd_lease_bytes", "Memory of the residuals kept now.", {{"device", name}},
+  sampled.AddGauge("attnd_lease_bytes", {{"device", name}},
                    [this, place] { return static_cast<double>(keep_->leases().Use(place).bytes); });
 }
 
@@ -140,19 +134,15 @@ void AttndServer::SampleDevice(int number) {
   SampledMetrics& sampled = *metrics_.sampled();
   const Devices::Served& device = devices_[number];
   const SampledMetrics::Labels labels = {{"device", device.name}};
-  sampled.AddGauge("attnd_queue_estimated_seconds",
-                   "Estimated work of all admitted requests that are not computed yet.", labels,
-                   [this, number] {
-                     const double modules =
-                         modules_ == nullptr ? 0 : modules_->QueueSeconds(number);
-                     return calls_->admission().QueueSeconds(number) + modules;
-                   });
+  sampled.AddGauge("attnd_queue_estimated_seconds", labels, [this, number] {
+    const double modules = modules_ == nullptr ? 0 : modules_->QueueSeconds(number);
+    return calls_->admission().QueueSeconds(number) + modules;
+  });
   SampleLeases(number, device.name);
   if (!device.has_own_memory()) return;
-  sampled.AddGauge("attnd_hbm_admitted_bytes", "GPU memory promised to requests.", labels,
-                   [this, number] {
-                     return static_cast<double>(calls_->admission().DeviceUse(number).memory_bytes);
-                   });
+  sampled.AddGauge("attnd_hbm_admitted_bytes", labels, [this, number] {
+    return static_cast<double>(calls_->admission().DeviceUse(number).memory_bytes);
+  });
 }
 
 }  // namespace attnd

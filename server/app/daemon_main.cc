@@ -109,7 +109,10 @@ class Watchdog {
   void Look() {
     const absl::Status alive = server_.CheckAlive();
     if (!alive.ok()) {
-      if (!std::exchange(stuck_, true)) log_.Error("stuck", {{"message", alive.message()}});
+      if (!std::exchange(stuck_, true)) {
+        log_.Error("stuck", {{"message", alive.message()},
+                             {"cure", "a restart, by the service manager's watchdog or by hand"}});
+      }
       return;
     }
     stuck_ = false;
@@ -174,7 +177,8 @@ void WarnWhenInsecure(const ServerOptions& options, Logger& log) {
     log.Warning("insecure", {{"listen", address},
                              {"tls", !options.tls.certificate.empty()},
                              {"client_certificates", !options.tls.client_ca.empty()},
-                             {"tokens", !options.token_file.empty()}});
+                             {"tokens", !options.token_file.empty()},
+                             {"cure", "--tls_cert with --tls_client_ca, or a private network"}});
   }
 }
 
@@ -225,7 +229,7 @@ int Serve(const ServerOptions& options, const DeviceFactory& make_devices) {
   return (*server)->device_lost() ? kExitDeviceLost : 0;
 }
 
-// What was printed has to have arrived, on a full disk too.
+// Checks that the output has arrived, on a full disk too.
 int AfterOutput() {
   if (std::cout.flush()) return 0;
   std::fprintf(stderr, "attnd: cannot write to standard output\n");

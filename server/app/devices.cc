@@ -132,30 +132,25 @@ void Devices::Sample(SampledMetrics& sampled) const {
   }
 }
 
-// What the device itself tells, for engines that have memory of their own.
+// Samples what the device itself tells, for engines that have memory of their own.
 void Devices::SampleMemory(const Served& device, SampledMetrics& sampled) {
   const SampledMetrics::Labels labels = {{"device", device.name}};
   const Backend& engine = *device.engine;
-  auto gauge = [&](const char* name, const char* help, auto field) {
-    sampled.AddGauge(name, help, labels,
+  auto gauge = [&](const char* name, auto field) {
+    sampled.AddGauge(name, labels,
                      [&engine, field] { return static_cast<double>(engine.Use().*field); });
   };
-  gauge("attnd_hbm_device_total_bytes", "Memory of the GPU.", &DeviceUse::memory_total_bytes);
-  gauge("attnd_hbm_device_used_bytes", "GPU memory in use by anybody, as the driver says.",
-        &DeviceUse::memory_used_bytes);
-  gauge("attnd_hbm_pool_reserved_bytes", "GPU memory held from the driver, in use or not.",
-        &DeviceUse::memory_reserved_bytes);
-  gauge("attnd_hbm_pool_largest_free_block_bytes", "Largest piece of the pool's free GPU memory.",
-        &DeviceUse::memory_largest_free_bytes);
-  sampled.AddGauge("attnd_hbm_pool_fragmentation_ratio",
-                   "Share of the pool's free GPU memory that lies outside its largest piece.",
-                   labels, [&engine] { return Fragmentation(engine.Use()); });
-  gauge("attnd_hbm_pool_peak_used_bytes", "Most GPU memory in use at once since the start.",
-        &DeviceUse::memory_peak_bytes);
+  gauge("attnd_hbm_device_total_bytes", &DeviceUse::memory_total_bytes);
+  gauge("attnd_hbm_device_used_bytes", &DeviceUse::memory_used_bytes);
+  gauge("attnd_hbm_pool_reserved_bytes", &DeviceUse::memory_reserved_bytes);
+  gauge("attnd_hbm_pool_largest_free_block_bytes", &DeviceUse::memory_largest_free_bytes);
+  sampled.AddGauge("attnd_hbm_pool_fragmentation_ratio", labels,
+                   [&engine] { return Fragmentation(engine.Use()); });
+  gauge("attnd_hbm_pool_peak_used_bytes", &DeviceUse::memory_peak_bytes);
   auto part = [&](const char* purpose, int64_t DeviceUse::*field) {
     SampledMetrics::Labels with = labels;
     with["purpose"] = purpose;
-    sampled.AddGauge("attnd_hbm_pool_used_bytes", "GPU memory in use, by what it is for.", with,
+    sampled.AddGauge("attnd_hbm_pool_used_bytes", with,
                      [&engine, field] { return static_cast<double>(engine.Use().*field); });
   };
   part("input", &DeviceUse::input_bytes);
@@ -167,24 +162,19 @@ void Devices::SampleMemory(const Served& device, SampledMetrics& sampled) {
 void Devices::SampleStreams(const Served& device, SampledMetrics& sampled) {
   const SampledMetrics::Labels labels = {{"device", device.name}};
   const Backend& engine = *device.engine;
-  auto counter = [&](const char* name, const char* help, auto field) {
-    sampled.AddCounter(name, help, labels,
+  auto counter = [&](const char* name, auto field) {
+    sampled.AddCounter(name, labels,
                        [&engine, field] { return static_cast<double>(engine.Use().*field); });
   };
-  counter("attnd_hbm_pool_allocations_total",
-          "Pieces of GPU memory taken, one for a launch or a residual.", &DeviceUse::allocations);
-  counter("attnd_hbm_pool_allocation_failures_total",
-          "Launches that waited for GPU memory, and residuals for which there was none.",
-          &DeviceUse::allocation_failures);
-  counter("attnd_h2d_bytes_total", "Bytes brought to the GPU.", &DeviceUse::uploaded_bytes);
-  counter("attnd_d2h_bytes_total", "Bytes brought back from the GPU.",
-          &DeviceUse::downloaded_bytes);
+  counter("attnd_hbm_pool_allocations_total", &DeviceUse::allocations);
+  counter("attnd_hbm_pool_allocation_failures_total", &DeviceUse::allocation_failures);
+  counter("attnd_h2d_bytes_total", &DeviceUse::uploaded_bytes);
+  counter("attnd_d2h_bytes_total", &DeviceUse::downloaded_bytes);
   auto busy = [&](const char* role, double DeviceUse::*field) {
     SampledMetrics::Labels with = labels;
     with["role"] = role;
-    sampled.AddCounter("attnd_stream_busy_seconds_total",
-                       "Time in which the GPU copied or computed; overlap is their sum over time.",
-                       with, [&engine, field] { return engine.Use().*field; });
+    sampled.AddCounter("attnd_stream_busy_seconds_total", with,
+                       [&engine, field] { return engine.Use().*field; });
   };
   busy("h2d", &DeviceUse::upload_seconds);
   busy("compute", &DeviceUse::kernel_seconds);

@@ -76,7 +76,7 @@ class Devices {
   bool any_lost() const { return lost_ > 0; }
   bool all_lost() const { return lost_ == size(); }
 
-  // What each engine tells of its memory and streams, at each scrape.
+  // Samples each engine's memory and streams, at each scrape.
   void Sample(SampledMetrics& sampled) const;
 
  private:

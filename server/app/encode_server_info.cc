@@ -125,7 +125,7 @@ v1::GetServerInfoResponse DescribeServer(const ServerOptions& options,
   reply.set_boot_epoch(absl::StrFormat("%016x", boot_epoch));
   reply.set_max_message_bytes(static_cast<uint64_t>(options.transport.max_message_bytes));
   for (const Backend* engine : engines) DescribeDevice(options, engine->info(), reply);
-  // What every device can do: a call may go to any.
+  // A feature counts if every device has it: a call may go to any.
   for (const Feature& feature : Features()) {
     Problem problem = SmallProblem();
     feature.use(problem);

@@ -1,4 +1,4 @@
-// What GetServerInfo answers. Features are found by asking the engine, not by a list.
+// Answers GetServerInfo. Features are found by asking the engine, not by a list.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@
 
 namespace attnd {
 
-// What the command line asks for besides options.
+// The command line asks for one of these besides options.
 enum class FlagAction {
   kServe,
   kCheckConfig,  // say whether the options are right, and stop

@@ -15,7 +15,7 @@ namespace {
 
 const std::vector<std::string> kGpus = {"0000:3b:00.0", "", "0000:3c:00.0"};
 
-// What was told, and a wait for so much of it.
+// Collects what was told, and waits for so much of it.
 struct Told {
   GpuWatch::OnFatal Listener() {
     return [this](int device, const absl::Status& status) {

@@ -25,7 +25,7 @@ struct Target {
 ABSL_CONST_INIT absl::Mutex target_mutex(absl::kConstInit);
 ABSL_CONST_INIT Target* target ABSL_GUARDED_BY(target_mutex) = nullptr;
 
-// Of what gRPC calls an error most is a peer's doing.
+// Most messages that gRPC logs as errors are caused by the peer.
 Severity SeverityOf(gpr_log_severity severity) {
   if (severity == GPR_LOG_SEVERITY_ERROR) return Severity::kWarning;
   return severity == GPR_LOG_SEVERITY_INFO ? Severity::kInfo : Severity::kDebug;

@@ -16,7 +16,7 @@
 namespace attnd {
 namespace {
 
-// What is written to a log while `work` runs, one entry a line.
+// Returns what is written to a log while `work` runs, one entry a line.
 template <class Work>
 std::vector<std::string> LinesOf(Work work) {
   grpc_init();  // before it gRPC writes nothing

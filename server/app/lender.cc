@@ -95,11 +95,10 @@ std::optional<LendOptions::Loans> LoansOfLender() {
 absl::Duration DrainOfLoan(const LendOptions& options) { return options.within / 2; }
 
 void AddLendMetrics(const LendOptions::Loans& loans, bool lent, SampledMetrics& metrics) {
-  metrics.AddGauge("attnd_lent", "Whether the GPUs are lent, and so calls are served.", {},
-                   [lent] { return lent; });
+  metrics.AddGauge("attnd_lent", {}, [lent] { return lent; });
   for (const auto& [how, count] : {std::pair{"drained", loans.drained}, {"killed", loans.killed}}) {
-    metrics.AddCounter("attnd_given_back_total", "Times that GPUs were given back to their owner.",
-                       {{"how", how}}, [count = count] { return static_cast<double>(count); });
+    metrics.AddCounter("attnd_given_back_total", {{"how", how}},
+                       [count = count] { return static_cast<double>(count); });
   }
 }
 

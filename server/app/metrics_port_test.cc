@@ -33,8 +33,8 @@ FileDescriptor ConnectTo(const char* host, int port) {
 const MetricsPort::Health kWell{.ready = [] { return true; },
                                 .alive = [] { return absl::OkStatus(); }};
 
-// What GET /metrics, or another request, answers; empty when nobody listens, or answers in the time
-// that Prometheus waits.
+// Returns the answer to GET /metrics, or to another request; empty when nobody listens, or answers
+// in the time that Prometheus waits.
 std::string Scrape(const char* host, int port,
                    const std::string& request = "GET /metrics HTTP/1.0") {
   const FileDescriptor socket = ConnectTo(host, port);
@@ -140,7 +140,7 @@ TEST(PageServer, AnswersPeersThatReadSlowlyOrHaveClosedTheirHalf) {
   ASSERT_EQ(write(slow.get(), request.data(), request.size()),
             static_cast<ssize_t>(request.size()));
   ASSERT_EQ(shutdown(slow.get(), SHUT_WR), 0);
-  // Beside it, another one in pieces.
+  // Another request comes in pieces at the same time.
   const FileDescriptor other = ConnectTo("127.0.0.1", (*server)->port());
   for (const char byte : request) ASSERT_EQ(write(other.get(), &byte, 1), 1);
   for (const FileDescriptor* peer : {&other, &slow}) {

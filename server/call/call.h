@@ -44,7 +44,7 @@ struct KeptMap;
 // Where a residual lies: here, or on the device of this number.
 inline constexpr int kHostMemory = -1;
 
-// Of an offset in shared memory.
+// Offsets in shared memory are multiples of this.
 inline constexpr uint64_t kSharedAlignment = 64;
 
 // The regions of the caller's shared memory in which tensors of a call lie.
@@ -81,7 +81,7 @@ class AttentionCall {
   const std::string& request_id() const { return parts_->request_id; }
   absl::Span<const TensorSpec> tensors() const { return parts_->tensors; }
   const MessageBytes& message() const { return parts_->message; }
-  // Of all tensors of a role, wherever they lie.
+  // The bytes of all tensors of a role, wherever they lie.
   int64_t input_bytes() const { return BytesOf(TensorUse::kInput); }
   int64_t kept_bytes() const { return BytesOf(TensorUse::kKept); }
   int64_t output_bytes() const { return BytesOf(TensorUse::kOutput); }

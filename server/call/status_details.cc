@@ -148,7 +148,7 @@ absl::Status RenameField(absl::Status status, absl::string_view from, absl::stri
 
 absl::Status Classified(absl::Status status) {
   if (status.ok() || !ReasonOf(status).empty()) return status;
-  // What an engine fails at ("cuLaunchKernel: ...") is no field of the request.
+  // A failure of the engine ("cuLaunchKernel: ...") names no field of the request.
   absl::string_view field = absl::IsInternal(status) ? "" : FieldOf(status.message());
   google::rpc::ErrorInfo info = MakeInfo(DefaultReason(status.code(), field));
   if (!field.empty()) (*info.mutable_metadata())["field"] = std::string(field);

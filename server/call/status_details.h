@@ -1,7 +1,7 @@
 // From absl::Status to what goes over the wire: every non-OK status carries google.rpc.Status in
 // grpc-status-details-bin with one ErrorInfo (reason, domain "attnd", metadata) and, where they
-// apply, BadRequest, RetryInfo, QuotaFailure and PreconditionFailure. docs/ERRORS.md lists codes,
-// reasons and cures. Inside the daemon the details travel as payloads of absl::Status. Any thread.
+// apply, BadRequest, RetryInfo, QuotaFailure and PreconditionFailure. error_reasons.h lists the
+// reasons. Inside the daemon the details travel as payloads of absl::Status. Any thread.
 #pragma once
 
 #include <grpcpp/support/status.h>
@@ -14,69 +14,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "proto/attnd/v1/error_reasons.h"
 
 namespace attnd {
 
 inline constexpr absl::string_view kErrorDomain = "attnd";
-
-namespace reason {
-inline constexpr absl::string_view kBadField = "BAD_FIELD";
-inline constexpr absl::string_view kBadShape = "BAD_SHAPE";
-inline constexpr absl::string_view kBadDtype = "BAD_DTYPE";
-inline constexpr absl::string_view kSizeMismatch = "SIZE_MISMATCH";
-inline constexpr absl::string_view kUnknownField = "UNKNOWN_FIELD";
-inline constexpr absl::string_view kMalformedMessage = "MALFORMED_MESSAGE";
-inline constexpr absl::string_view kChunkOrder = "CHUNK_ORDER";
-inline constexpr absl::string_view kMaskUnsupported = "MASK_UNSUPPORTED";
-inline constexpr absl::string_view kMaskUnknown = "MASK_UNKNOWN";
-inline constexpr absl::string_view kMaskTooComplex = "MASK_TOO_COMPLEX";
-inline constexpr absl::string_view kMaskTooLarge = "MASK_TOO_LARGE";
-inline constexpr absl::string_view kEmptyRow = "EMPTY_ROW";
-inline constexpr absl::string_view kProblemUnsupported = "PROBLEM_UNSUPPORTED";
-inline constexpr absl::string_view kTooLargeForDevice = "TOO_LARGE_FOR_DEVICE";
-inline constexpr absl::string_view kReplyTooLarge = "REPLY_TOO_LARGE";
-inline constexpr absl::string_view kQueueFull = "QUEUE_FULL";
-inline constexpr absl::string_view kMemoryPressure = "MEMORY_PRESSURE";
-inline constexpr absl::string_view kHbmPressure = "HBM_PRESSURE";
-inline constexpr absl::string_view kDraining = "DRAINING";
-inline constexpr absl::string_view kDeviceLost = "DEVICE_LOST";
-inline constexpr absl::string_view kTenantQuota = "TENANT_QUOTA";
-inline constexpr absl::string_view kDeadlineUnmeetable = "DEADLINE_UNMEETABLE";
-inline constexpr absl::string_view kDeadlineExceededQueue = "DEADLINE_EXCEEDED_IN_QUEUE";
-inline constexpr absl::string_view kDeadlineExceededKernel = "DEADLINE_EXCEEDED_IN_KERNEL";
-inline constexpr absl::string_view kDeadlineExceededTransfer = "DEADLINE_EXCEEDED_IN_TRANSFER";
-inline constexpr absl::string_view kStreamIdle = "STREAM_IDLE";
-inline constexpr absl::string_view kStreamTooSlow = "STREAM_TOO_SLOW";
-inline constexpr absl::string_view kCancelled = "CANCELLED_BY_CALLER";
-inline constexpr absl::string_view kTokenMissing = "TOKEN_MISSING";
-inline constexpr absl::string_view kTokenInvalid = "TOKEN_INVALID";
-inline constexpr absl::string_view kLeaseLost = "LEASE_LOST";
-inline constexpr absl::string_view kEpochChanged = "EPOCH_CHANGED";
-inline constexpr absl::string_view kWrongReplica = "WRONG_REPLICA";
-inline constexpr absl::string_view kLeaseMismatch = "LEASE_MISMATCH";
-inline constexpr absl::string_view kLeaseNotOwned = "LEASE_NOT_OWNED";
-inline constexpr absl::string_view kCaptureLost = "CAPTURE_LOST";
-inline constexpr absl::string_view kRegionUnknown = "REGION_UNKNOWN";
-inline constexpr absl::string_view kEngineFailed = "ENGINE_FAILED";
-inline constexpr absl::string_view kBadLayout = "BAD_LAYOUT";
-inline constexpr absl::string_view kDigestMismatch = "DIGEST_MISMATCH";
-inline constexpr absl::string_view kModuleTooLarge = "MODULE_TOO_LARGE";
-inline constexpr absl::string_view kModuleUnsupported = "MODULE_UNSUPPORTED";
-inline constexpr absl::string_view kModuleQuota = "MODULE_QUOTA";
-inline constexpr absl::string_view kModuleExists = "MODULE_EXISTS";
-inline constexpr absl::string_view kModuleTaken = "MODULE_TAKEN";
-inline constexpr absl::string_view kModuleLost = "MODULE_LOST";
-inline constexpr absl::string_view kModuleNotOwned = "MODULE_NOT_OWNED";
-inline constexpr absl::string_view kWeightsIncomplete = "WEIGHTS_INCOMPLETE";
-inline constexpr absl::string_view kSequenceMismatch = "SEQUENCE_MISMATCH";
-inline constexpr absl::string_view kStepConflict = "STEP_CONFLICT";
-inline constexpr absl::string_view kStepOutOfOrder = "STEP_OUT_OF_ORDER";
-inline constexpr absl::string_view kGradientIncomplete = "GRADIENT_INCOMPLETE";
-inline constexpr absl::string_view kMicroBatchConflict = "MICRO_BATCH_CONFLICT";
-inline constexpr absl::string_view kMicroBatchEarly = "MICRO_BATCH_EARLY";
-inline constexpr absl::string_view kStateUnavailable = "STATE_UNAVAILABLE";
-inline constexpr absl::string_view kActivationPressure = "ACTIVATION_PRESSURE";
-}  // namespace reason
 
 using Metadata = std::initializer_list<std::pair<absl::string_view, absl::string_view>>;
 

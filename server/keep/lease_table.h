@@ -49,7 +49,7 @@ namespace attnd {
 struct LeaseLimits {
   int64_t memory_bytes = int64_t{512} << 20;  // of leases in host memory; 0: none there
   std::vector<int64_t> device_bytes;          // of those on each device, by its number
-  // Of one owner's, wherever they lie.
+  // The limit of one owner's leases, wherever they lie.
   int64_t caller_bytes = std::numeric_limits<int64_t>::max();
   int64_t max_leases = 1 << 16;
   absl::Duration ttl = absl::Minutes(2);    // after the grant and after each use, unless asked
@@ -57,15 +57,15 @@ struct LeaseLimits {
   absl::Duration min_hold = absl::Seconds(5);
 };
 
-// What the caller is told of its lease.
+// Tells the caller about its lease.
 struct LeaseGrant {
   std::string token;
   absl::Time expires;
   int64_t bytes = 0;
 };
 
-// What a call asks for. `request` names the call among its owner's (empty: no name). A second grant
-// of one request replaces the first, so a retried Forward holds its memory once.
+// Asks for a lease. `request` names the call among its owner's (empty: no name). A second grant of
+// one request replaces the first, so a retried Forward holds its memory once.
 struct LeaseWish {
   std::string owner;
   std::string request;

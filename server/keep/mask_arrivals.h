@@ -17,7 +17,7 @@ namespace attnd {
 
 class MaskArrivals {
  public:
-  // Of all callers, and of one.
+  // Limits the bytes of all callers, and of one.
   MaskArrivals(int64_t max_bytes, int64_t caller_max_bytes)
       : max_bytes_(max_bytes), caller_max_bytes_(caller_max_bytes) {}
 

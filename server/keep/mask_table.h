@@ -62,7 +62,7 @@ class MaskTable {
                                                               bool counts = true);
   MaskTableStats stats() const;
   const MaskTableLimits& limits() const { return limits_; }
-  // What engines visit of these masks.
+  // Compiled forms of these masks, as engines visit them.
   MaskPlans& plans() { return *plans_; }
 
  private:

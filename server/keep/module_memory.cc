@@ -11,7 +11,8 @@ namespace {
 
 absl::Status Full(absl::string_view limit, const std::string& caller, int64_t bytes, int64_t free) {
   return Failure(absl::StatusCode::kResourceExhausted, reason::kModuleQuota,
-                 absl::StrCat(limit, ": ", bytes, " bytes do not fit, ", free, " are free"),
+                 absl::StrCat(limit, ": ", bytes, " bytes do not fit, ", free,
+                              " are free; release modules that nobody uses, or raise the limit"),
                  {{"limit", limit},
                   {"caller", caller},
                   {"bytes", absl::StrCat(bytes)},

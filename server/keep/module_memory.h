@@ -21,7 +21,7 @@ namespace attnd {
 struct ModuleMemoryLimits {
   int64_t bytes = 0;         // of all modules; 0: none are served
   int64_t caller_bytes = 0;  // of one caller's
-  // Of those on each device; empty: the one device's memory is the host's.
+  // The limit on each device; empty: the one device's memory is the host's.
   std::vector<int64_t> device_bytes;
 };
 
@@ -57,9 +57,9 @@ class ModuleMemory {
   MemoryBudget FreeFor(const std::string& caller) const;
   // Copies are taken out of the modules' memory.
   bool IsShared() const { return limits_.device_bytes.empty(); }
-  // Of copies. RESOURCE_EXHAUSTED MODULE_QUOTA naming the limit.
+  // Reserves memory for copies. RESOURCE_EXHAUSTED MODULE_QUOTA naming the limit.
   absl::StatusOr<Reservation> Reserve(const std::string& caller, int64_t bytes);
-  // Of a module, on the devices of its plan.
+  // Reserves memory for a module, on the devices of its plan.
   absl::StatusOr<Reservation> Reserve(const std::string& caller, const EnginePlan& plan);
   // From now on the device has room for nothing.
   void LoseDevice(int device);

@@ -1,15 +1,16 @@
 #include "server/metrics/caller_metrics.h"
 
 #include "absl/strings/ascii.h"
+#include "server/metrics/metric_list.h"
 
 namespace attnd {
 namespace {
 
 constexpr char kOther[] = "other";
 
-prometheus::Family<prometheus::Counter>& FamilyOf(prometheus::Registry& registry, const char* name,
-                                                  const char* help) {
-  return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
+prometheus::Family<prometheus::Counter>& FamilyOf(prometheus::Registry& registry,
+                                                  const char* name) {
+  return prometheus::BuildCounter().Name(name).Help(HelpOf(name)).Register(registry);
 }
 
 std::string LabelOf(absl::string_view caller) {
@@ -23,12 +24,9 @@ std::string LabelOf(absl::string_view caller) {
 }  // namespace
 
 CallerMetrics::CallerMetrics(prometheus::Registry& registry)
-    : requests_(FamilyOf(registry, "attnd_caller_requests_total",
-                         "Finished calls of identified callers.")),
-      bytes_(FamilyOf(registry, "attnd_caller_bytes_total",
-                      "Their payload, tensors in shared memory included.")),
-      compute_seconds_(FamilyOf(registry, "attnd_caller_compute_seconds_total",
-                                "The device's time for their answered calls.")) {}
+    : requests_(FamilyOf(registry, "attnd_caller_requests_total")),
+      bytes_(FamilyOf(registry, "attnd_caller_bytes_total")),
+      compute_seconds_(FamilyOf(registry, "attnd_caller_compute_seconds_total")) {}
 
 const CallerMetrics::Series& CallerMetrics::SeriesOf(const std::string& name) {
   auto known = callers_.find(name);

@@ -5,6 +5,7 @@
 
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
+#include "server/metrics/metric_list.h"
 
 namespace attnd {
 namespace {
@@ -139,32 +140,23 @@ Metrics::Metrics()
   AddProcessMetrics(*sampled_);
 }
 
-prometheus::Family<prometheus::Counter>& Metrics::CounterFamily(const char* name,
-                                                                const char* help) {
-  return prometheus::BuildCounter().Name(name).Help(help).Register(*registry_);
+prometheus::Family<prometheus::Counter>& Metrics::CounterFamily(const char* name) {
+  return prometheus::BuildCounter().Name(name).Help(HelpOf(name)).Register(*registry_);
 }
-prometheus::Family<prometheus::Gauge>& Metrics::GaugeFamily(const char* name, const char* help) {
-  return prometheus::BuildGauge().Name(name).Help(help).Register(*registry_);
+prometheus::Family<prometheus::Gauge>& Metrics::GaugeFamily(const char* name) {
+  return prometheus::BuildGauge().Name(name).Help(HelpOf(name)).Register(*registry_);
 }
-prometheus::Family<prometheus::Histogram>& Metrics::HistogramFamily(const char* name,
-                                                                    const char* help) {
-  return prometheus::BuildHistogram().Name(name).Help(help).Register(*registry_);
+prometheus::Family<prometheus::Histogram>& Metrics::HistogramFamily(const char* name) {
+  return prometheus::BuildHistogram().Name(name).Help(HelpOf(name)).Register(*registry_);
 }
 
 void Metrics::MakeRequestSeries() {
-  requests_ = &CounterFamily("attnd_requests_total", "Requests answered, by method and gRPC code.");
-  durations_ = &HistogramFamily("attnd_request_duration_seconds",
-                                "From the arrival of the whole request to the end of its answer.");
-  auto& stages = HistogramFamily("attnd_request_stage_duration_seconds",
-                                 "Parts of a successful request's time; their sum is the request.");
-  auto& refusals =
-      HistogramFamily("attnd_refusal_duration_seconds",
-                      "Of requests refused before any work: from the arrival of what tells (a "
-                      "stream's header, else the whole request) to the end of the answer.");
-  auto& in_flight = GaugeFamily("attnd_requests_in_flight",
-                                "Requests that have arrived and are not answered yet.");
-  auto& tokens =
-      HistogramFamily("attnd_request_tokens", "Query rows of an admitted request, over its batch.");
+  requests_ = &CounterFamily("attnd_requests_total");
+  durations_ = &HistogramFamily("attnd_request_duration_seconds");
+  auto& stages = HistogramFamily("attnd_request_stage_duration_seconds");
+  auto& refusals = HistogramFamily("attnd_refusal_duration_seconds");
+  auto& in_flight = GaugeFamily("attnd_requests_in_flight");
+  auto& tokens = HistogramFamily("attnd_request_tokens");
   for (int m = 0; m < kMethods; ++m) {
     std::string method = Name(MethodName(static_cast<Method>(m)));
     in_flight_.push_back(&in_flight.Add({{"method", method}}));
@@ -178,8 +170,7 @@ void Metrics::MakeRequestSeries() {
     }
     tokens_.push_back(&tokens.Add({{"method", method}}, PowersOfFour(256, 1 << 20)));
   }
-  auto& rejected = CounterFamily("attnd_rejected_requests_total",
-                                 "Requests refused before any work, by reason.");
+  auto& rejected = CounterFamily("attnd_rejected_requests_total");
   for (const auto& [reason, label] : kRejectLabels) {
     rejected_[Name(reason)] = &rejected.Add({{"reason", label}});
   }
@@ -187,26 +178,22 @@ void Metrics::MakeRequestSeries() {
 }
 
 void Metrics::MakeQueueSeries() {
-  auto& cancelled = CounterFamily("attnd_cancelled_requests_total",
-                                  "Admitted requests whose caller went away, by where they were.");
-  auto& expired = CounterFamily("attnd_expired_requests_total",
-                                "Admitted requests whose deadline passed, by where they were.");
+  auto& cancelled = CounterFamily("attnd_cancelled_requests_total");
+  auto& expired = CounterFamily("attnd_expired_requests_total");
   for (int n = 0; n < kWorkStages; ++n) {
     std::string stage = Name(WorkStageName(static_cast<WorkStage>(n)));
     cancelled_.push_back(&cancelled.Add({{"stage", stage}}));
     expired_.push_back(&expired.Add({{"stage", stage}}));
   }
-  cut_ = &CounterFamily("attnd_calls_cut_total",
-                        "Calls ended because their peer sent or read too slowly.");
+  cut_ = &CounterFamily("attnd_calls_cut_total");
   for (Method method : {Method::kForward, Method::kBackward}) {
     for (WorkStage stage : {WorkStage::kReceive, WorkStage::kSend}) {
       for (const auto& [reason, label] : kCutLabels) cut_->Add(CutLabels(method, stage, label));
     }
   }
-  queue_duration_ = &HistogramFamily("attnd_queue_duration_seconds",
-                                     "From admission until a device slot takes the request.");
-  auto& batch = HistogramFamily("attnd_batch_requests", "Requests in one launch.");
-  auto& batch_tokens = HistogramFamily("attnd_batch_tokens", "Query rows in one launch.");
+  queue_duration_ = &HistogramFamily("attnd_queue_duration_seconds");
+  auto& batch = HistogramFamily("attnd_batch_requests");
+  auto& batch_tokens = HistogramFamily("attnd_batch_tokens");
   for (Direction direction : kDirections) {
     std::string name = Name(DirectionName(direction));
     batch_.push_back(&batch.Add({{"direction", name}}, PowersOfFour(1, 256)));
@@ -217,43 +204,31 @@ void Metrics::MakeQueueSeries() {
 }
 
 void Metrics::MakeMemorySeries() {
-  auto& received = CounterFamily("attnd_received_bytes_total",
-                                 "Bytes of request messages of Forward and Backward.");
-  auto& sent =
-      CounterFamily("attnd_sent_bytes_total", "Bytes of reply messages of Forward and Backward.");
+  auto& received = CounterFamily("attnd_received_bytes_total");
+  auto& sent = CounterFamily("attnd_sent_bytes_total");
   for (const char* transport : {"tcp", "uds", "memfd"}) {
     received_.push_back(&received.Add({{"transport", transport}}));
     sent_.push_back(&sent.Add({{"transport", transport}}));
   }
-  copied_ = &CounterFamily("attnd_host_copy_bytes_total",
-                           "Payload bytes copied by the daemon itself, by site.")
-                 .Add({{"site", "landing"}});
+  copied_ = &CounterFamily("attnd_host_copy_bytes_total").Add({{"site", "landing"}});
 }
 
 void Metrics::MakeLeaseSeries() {
   host_leases_ = MakeLeases("host");
-  leases_refused_ = &CounterFamily("attnd_leases_refused_total",
-                                   "Wishes to keep a residual for which there was no room.")
-                         .Add({});
-  auto& lookups = CounterFamily("attnd_lease_lookups_total",
-                                "Backward requests with a residual's token, by result.");
+  leases_refused_ = &CounterFamily("attnd_leases_refused_total").Add({});
+  auto& lookups = CounterFamily("attnd_lease_lookups_total");
   for (const char* result : {"hit", "expired", "evicted", "released", "unknown", "wrong_replica",
                              "forbidden", "mismatch", "device_lost", "epoch_changed"}) {
     lease_lookups_.push_back(&lookups.Add({{"result", result}}));
   }
-  upload_saved_ = &CounterFamily("attnd_upload_bytes_saved_total",
-                                 "Tensor bytes that backward requests with a token did not send.")
-                       .Add({});
-  lease_lifetime_ =
-      &HistogramFamily("attnd_lease_lifetime_seconds", "From the grant of a residual to its end.")
-           .Add({}, LifetimeBuckets());
+  upload_saved_ = &CounterFamily("attnd_upload_bytes_saved_total").Add({});
+  lease_lifetime_ = &HistogramFamily("attnd_lease_lifetime_seconds").Add({}, LifetimeBuckets());
 }
 
 Metrics::Leases Metrics::MakeLeases(const std::string& place) {
   Leases leases;
-  leases.granted = &CounterFamily("attnd_leases_granted_total", "Residuals kept for a backward.")
-                        .Add({{"device", place}});
-  auto& ended = CounterFamily("attnd_leases_ended_total", "Residuals given back, by how.");
+  leases.granted = &CounterFamily("attnd_leases_granted_total").Add({{"device", place}});
+  auto& ended = CounterFamily("attnd_leases_ended_total");
   for (int n = 0; n < kLeaseEnds; ++n) {
     const std::string reason = Name(LeaseEndName(static_cast<LeaseEnd>(n)));
     leases.ended.push_back(&ended.Add({{"device", place}, {"reason", reason}}));
@@ -266,30 +241,27 @@ Metrics::Leases& Metrics::LeasesAt(int place) {
 }
 
 void Metrics::MakeStateSeries() {
-  auto& auth =
-      CounterFamily("attnd_auth_failures_total", "Requests refused for a missing or wrong token.");
+  auto& auth = CounterFamily("attnd_auth_failures_total");
   for (absl::string_view reason : {reason::kTokenMissing, reason::kTokenInvalid}) {
     auth_failures_[Name(reason)] = &auth.Add(
         {{"reason", reason == reason::kTokenMissing ? "token_missing" : "token_invalid"}});
   }
-  ready_ = &GaugeFamily("attnd_ready",
-                        "1 when the engine gave a known answer and the server takes calls.")
-                .Add({});
-  draining_ = &GaugeFamily("attnd_draining", "1 from the first SIGTERM on.").Add({});
+  ready_ = &GaugeFamily("attnd_ready").Add({});
+  draining_ = &GaugeFamily("attnd_draining").Add({});
 }
 
 absl::Status Metrics::ExportSpans(const std::string& endpoint, const std::string& version) {
   ASSIGN_OR_RETURN(spans_, SpanExport::Start(endpoint, version));
-  sampled_->AddCounter("attnd_spans_exported_total", "Calls whose spans a collector has taken.", {},
+  sampled_->AddCounter("attnd_spans_exported_total", {},
                        [this] { return static_cast<double>(spans_->exported()); });
-  sampled_->AddCounter("attnd_spans_dropped_total", "Calls whose spans no collector has taken.", {},
+  sampled_->AddCounter("attnd_spans_dropped_total", {},
                        [this] { return static_cast<double>(spans_->dropped()); });
   return absl::OkStatus();
 }
 
 void Metrics::SetBuildInfo(absl::string_view version, absl::string_view revision,
                            absl::string_view cpu_target) {
-  GaugeFamily("attnd_build_info", "Always 1; what runs stands in the labels.")
+  GaugeFamily("attnd_build_info")
       .Add({{"version", Name(version)},
             {"revision", Name(revision)},
             {"cpu_target", Name(cpu_target)}})
@@ -306,9 +278,8 @@ int Metrics::AddDevice(const std::string& name, const BackendInfo& engine) {
     MakeQueues(labels, device);
     MakeKernels(labels, device);
   }
-  device.up = &GaugeFamily("attnd_gpu_up", "1 from the device's known answer until it is lost.")
-                   .Add({{"device", name}});
-  GaugeFamily("attnd_gpu_info", "Always 1; what the device is stands in the labels.")
+  device.up = &GaugeFamily("attnd_gpu_up").Add({{"device", name}});
+  GaugeFamily("attnd_gpu_info")
       .Add({{"device", name},
             {"backend", engine.backend},
             {"name", engine.device},
@@ -319,8 +290,8 @@ int Metrics::AddDevice(const std::string& name, const BackendInfo& engine) {
 }
 
 void Metrics::MakeQueues(prometheus::Labels labels, Device& device) {
-  auto& depth = GaugeFamily("attnd_queue_depth", "Admitted requests that wait for a device slot.");
-  auto& bytes = GaugeFamily("attnd_queue_bytes", "Staging memory that waiting requests will need.");
+  auto& depth = GaugeFamily("attnd_queue_depth");
+  auto& bytes = GaugeFamily("attnd_queue_bytes");
   device.queue_bytes.push_back(&bytes.Add(labels));
   for (Priority priority : kPriorityList) {
     labels["priority"] = Name(PriorityName(priority));
@@ -329,10 +300,8 @@ void Metrics::MakeQueues(prometheus::Labels labels, Device& device) {
 }
 
 void Metrics::MakeKernels(prometheus::Labels labels, Device& device) {
-  auto& flops =
-      CounterFamily("attnd_kernel_flops_total",
-                    "Floating-point operations of launches; its rate is the achieved FLOP/s.");
-  auto& failures = CounterFamily("attnd_kernel_failures_total", "Launches that the engine failed.");
+  auto& flops = CounterFamily("attnd_kernel_flops_total");
+  auto& failures = CounterFamily("attnd_kernel_failures_total");
   device.flops.push_back(&flops.Add(labels));
   device.failures.push_back(&failures.Add(labels));
 }
@@ -460,12 +429,9 @@ Metrics::Kernel Metrics::KernelOf(const KernelSeries& series) {
                                {"dtype", Name(ElementName(series.element))},
                                {"kernel", series.kernel}};
   Kernel& kernel = kernels_[series];
-  kernel.duration = &HistogramFamily("attnd_kernel_duration_seconds",
-                                     "Time of one launch's kernels on the device.")
-                         .Add(labels, KernelBuckets());
+  kernel.duration = &HistogramFamily("attnd_kernel_duration_seconds").Add(labels, KernelBuckets());
   labels["head_dim"] = std::to_string(series.head_dim);
-  kernel.launches =
-      &CounterFamily("attnd_kernel_launches_total", "Launches that succeeded.").Add(labels);
+  kernel.launches = &CounterFamily("attnd_kernel_launches_total").Add(labels);
   return kernel;
 }
 
@@ -480,7 +446,7 @@ void Metrics::KernelFailed(int device, Direction direction, const absl::Status& 
   devices_[device].failures[static_cast<int>(direction)]->Increment();
   const std::string error = CudaErrorIn(status.message());
   if (error.empty()) return;
-  CounterFamily("attnd_cuda_errors_total", "Launches that the CUDA driver failed, by its error.")
+  CounterFamily("attnd_cuda_errors_total")
       .Add({{"device", devices_[device].name}, {"error", error}})
       .Increment();
 }

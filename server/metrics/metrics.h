@@ -1,5 +1,5 @@
-// Metrics: every series that the daemon exposes, its name, unit, labels and buckets;
-// docs/METRICS.md explains them. Calls of attention add to the series of this class, callers' to
+// Metrics: every series that the daemon exposes, with its labels' values and buckets; metric_list.h
+// names and explains them. Calls of attention add to the series of this class, callers' to
 // CallerMetrics, modules' to ModuleMetrics; what is read at a scrape is in SampledMetrics. Series
 // of Forward and Backward exist from the start; those of rare outcomes and other methods come with
 // the first one, so that an idle daemon has at most 500. Prefix attnd_. Any thread.
@@ -64,7 +64,7 @@ enum class LeaseEnd : uint8_t { kReleased, kExpired, kEvicted, kReplaced, kDevic
 inline constexpr int kLeaseEnds = 5;
 absl::string_view LeaseEndName(LeaseEnd how);
 
-// What became of a backward's token.
+// How the look-up of a backward's token ended.
 enum class LeaseLookup : uint8_t {
   kHit,
   kExpired,
@@ -83,7 +83,7 @@ class Metrics {
  public:
   Metrics();
 
-  // What the metrics port serves.
+  // Returns the series that the metrics port serves.
   std::vector<std::shared_ptr<prometheus::Collectable>> collectables() const {
     return {registry_, sampled_};
   }
@@ -114,7 +114,7 @@ class Metrics {
   void HostCopied(int64_t bytes);
   void Received(bool unix_socket, int64_t bytes);
   void Sent(bool unix_socket, int64_t bytes);
-  // Of tensors that lie in shared memory and do not travel.
+  // Counts bytes of tensors that lie in shared memory and do not travel.
   void SharedReceived(int64_t bytes);
   void SharedSent(int64_t bytes);
   void AuthFailed(absl::string_view reason);
@@ -129,8 +129,8 @@ class Metrics {
   void SetBuildInfo(absl::string_view version, absl::string_view revision,
                     absl::string_view cpu_target);
 
-  // What MeteredBackend adds. Devices are added at the start, and are down until they are up; the
-  // result is the device's number from then on.
+  // MeteredBackend adds to these. Devices are added at the start, and are down until they are up;
+  // the result is the device's number from then on.
   int AddDevice(const std::string& name, const BackendInfo& engine);
   void SetDeviceUp(int device, bool up);
   struct KernelSeries {
@@ -163,9 +163,9 @@ class Metrics {
 
   struct Device;
   // A family that is there already comes back.
-  prometheus::Family<Counter>& CounterFamily(const char* name, const char* help);
-  prometheus::Family<Gauge>& GaugeFamily(const char* name, const char* help);
-  prometheus::Family<Histogram>& HistogramFamily(const char* name, const char* help);
+  prometheus::Family<Counter>& CounterFamily(const char* name);
+  prometheus::Family<Gauge>& GaugeFamily(const char* name);
+  prometheus::Family<Histogram>& HistogramFamily(const char* name);
   void MakeRequestSeries();
   void MakeQueueSeries();
   void MakeMemorySeries();

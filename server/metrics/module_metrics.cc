@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "server/metrics/metric_list.h"
+
 namespace attnd {
 namespace {
 
@@ -24,8 +26,8 @@ prometheus::Labels CallLabels(int method, absl::StatusCode code) {
   return {{"method", std::string(kMethodNames[method])}, {"code", name.empty() ? "UNKNOWN" : name}};
 }
 
-auto& Counters(prometheus::Registry& registry, const char* name, const char* help) {
-  return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
+auto& Counters(prometheus::Registry& registry, const char* name) {
+  return prometheus::BuildCounter().Name(name).Help(HelpOf(name)).Register(registry);
 }
 
 prometheus::Labels DeviceLabels(const std::string& device, int direction) {
@@ -45,23 +47,18 @@ absl::string_view ModuleMethodName(ModuleMethod method) {
 // Durations have series since their first: an idle daemon's would be a seventh of its scrape.
 ModuleMetrics::ModuleMetrics(prometheus::Registry& registry,
                              const std::vector<std::string>& devices)
-    : calls_(Counters(registry, "attnd_module_calls_total",
-                      "Calls of the service Modules that ended.")),
+    : calls_(Counters(registry, "attnd_module_calls_total")),
       durations_(prometheus::BuildHistogram()
                      .Name("attnd_module_duration_seconds")
-                     .Help("Time of Forward and Backward of modules, by stage.")
+                     .Help(HelpOf("attnd_module_duration_seconds"))
                      .Register(registry)),
-      flops_(
-          Counters(registry, "attnd_module_flops_total", "Work of modules' linear ops, in FLOP.")),
-      recomputed_layers_(Counters(registry, "attnd_recomputed_layers_total",
-                                  "Layers whose activations a Backward computed again.")) {
-  auto counters = [&](const char* name, const char* help) -> auto& {
-    return Counters(registry, name, help);
-  };
+      flops_(Counters(registry, "attnd_module_flops_total")),
+      recomputed_layers_(Counters(registry, "attnd_recomputed_layers_total")) {
+  auto counters = [&](const char* name) -> auto& { return Counters(registry, name); };
   for (int method = 0; method < kModuleMethods; ++method) {
     good_calls_[method] = &calls_.Add(CallLabels(method, absl::StatusCode::kOk));
   }
-  auto& rows = counters("attnd_module_rows_total", "Rows that went through modules.");
+  auto& rows = counters("attnd_module_rows_total");
   for (int direction = 0; direction < 2; ++direction) {
     rows_[direction] = &rows.Add({{"direction", kPasses[direction]}});
     for (const std::string& device : devices) {
@@ -69,20 +66,16 @@ ModuleMetrics::ModuleMetrics(prometheus::Registry& registry,
     }
   }
   for (const std::string& device : devices) recomputed_layers_.Add({{"device", device}});
-  auto& steps = counters("attnd_steps_total", "Steps of modules, by what became of them.");
+  auto& steps = counters("attnd_steps_total");
   for (int outcome = 0; outcome < kStepOutcomes; ++outcome) {
     steps_[outcome] = &steps.Add({{"result", kOutcomes[outcome]}});
   }
-  auto& saves = counters("attnd_module_saves_total", "Saves of what outlives the process.");
+  auto& saves = counters("attnd_module_saves_total");
   saves_ = {&saves.Add({{"result", "ok"}}), &saves.Add({{"result", "failed"}})};
-  saved_bytes_ =
-      &counters("attnd_module_saved_bytes_total", "Bytes of saves that succeeded.").Add({});
-  auto& recoveries = counters("attnd_state_recoveries_total",
-                              "States that registrations found, by what became of them.");
+  saved_bytes_ = &counters("attnd_module_saved_bytes_total").Add({});
+  auto& recoveries = counters("attnd_state_recoveries_total");
   recoveries_ = {&recoveries.Add({{"result", "loaded"}}), &recoveries.Add({{"result", "damaged"}})};
-  replays_ = &counters("attnd_backward_replays_total",
-                       "Backwards of micro-batches that had been added before.")
-                  .Add({});
+  replays_ = &counters("attnd_backward_replays_total").Add({});
 }
 
 // Errors have a series from their first on: 176 that nobody reads would be a seventh of a scrape.

@@ -41,7 +41,7 @@ inline constexpr int kStepOutcomes = 4;
 enum class ModuleStage : uint8_t { kQueue, kCompute };
 inline constexpr int kModuleStages = 2;
 
-// What a registration found where states outlive the process.
+// How a registration found a state that outlived the process.
 enum class StateFound : uint8_t { kLoaded, kDamaged };
 
 class ModuleMetrics {
@@ -53,7 +53,7 @@ class ModuleMetrics {
   // Forward and Backward, of `rows` rows. `devices`: one, or "gpu0+gpu1".
   void Computed(const std::string& devices, bool is_forward, int64_t rows, absl::Duration queued,
                 absl::Duration took);
-  // Of linear ops, as plans count them.
+  // Counts the work of linear ops, as plans count it.
   void Worked(const std::string& device, bool is_forward, double flops);
   void Stepped(StepOutcome outcome);
   // Layers whose activations a Backward computed again.

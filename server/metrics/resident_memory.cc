@@ -21,7 +21,7 @@ namespace {
 // Pages asked for at a time.
 constexpr size_t kPages = 1 << 16;
 
-// Of a range that begins at a page.
+// Counts the resident bytes of a range that begins at a page.
 int64_t BytesThere(absl::Span<std::byte> memory) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   std::vector<unsigned char> there(kPages);
@@ -57,7 +57,7 @@ int64_t HeapBytes() {
 
 void AddResidentBytes(absl::Span<std::byte> staging, SampledMetrics& metrics) {
   const auto add = [&](const char* kind, auto value) {
-    metrics.AddGauge("attnd_resident_bytes", "Resident memory by its holders.", {{"kind", kind}},
+    metrics.AddGauge("attnd_resident_bytes", {{"kind", kind}},
                      [value] { return static_cast<double>(value()); });
   };
   add("staging", [staging] { return BytesThere(staging); });

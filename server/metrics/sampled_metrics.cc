@@ -8,20 +8,22 @@
 #include <sstream>
 #include <utility>
 
+#include "server/metrics/metric_list.h"
+
 namespace attnd {
 
-void SampledMetrics::AddGauge(const std::string& name, const std::string& help, Labels labels,
+void SampledMetrics::AddGauge(const std::string& name, Labels labels,
                               std::function<double()> value) {
   std::lock_guard<std::mutex> lock(mutex_);
   Series& series = by_name_[name];
-  series.help = help;
+  series.help = HelpOf(name);
   series.type = prometheus::MetricType::Gauge;
   series.children.push_back({std::move(labels), std::move(value)});
 }
 
-void SampledMetrics::AddCounter(const std::string& name, const std::string& help, Labels labels,
+void SampledMetrics::AddCounter(const std::string& name, Labels labels,
                                 std::function<double()> value) {
-  AddGauge(name, help, std::move(labels), std::move(value));
+  AddGauge(name, std::move(labels), std::move(value));
   std::lock_guard<std::mutex> lock(mutex_);
   by_name_[name].type = prometheus::MetricType::Counter;
 }
@@ -98,17 +100,13 @@ double CpuSeconds() {
 void AddProcessMetrics(SampledMetrics& metrics) {
   double page = static_cast<double>(sysconf(_SC_PAGESIZE));
   double start = BootTimeSeconds() + ProcStat(22) / static_cast<double>(sysconf(_SC_CLK_TCK));
-  metrics.AddCounter("process_cpu_seconds_total", "User and system CPU time of the process.", {},
-                     CpuSeconds);
-  metrics.AddGauge("process_resident_memory_bytes", "Resident memory.", {},
-                   [page] { return ProcStat(24) * page; });
-  metrics.AddGauge("process_virtual_memory_bytes", "Virtual memory.", {},
-                   [] { return ProcStat(23); });
-  metrics.AddGauge("process_open_fds", "Open file descriptors.", {}, OpenFiles);
-  metrics.AddGauge("process_max_fds", "Limit of open file descriptors.", {}, MaxOpenFiles);
-  metrics.AddGauge("process_start_time_seconds", "Start time since the Unix epoch.", {},
-                   [start] { return start; });
-  metrics.AddGauge("process_threads", "Threads of the process.", {}, [] { return ProcStat(20); });
+  metrics.AddCounter("process_cpu_seconds_total", {}, CpuSeconds);
+  metrics.AddGauge("process_resident_memory_bytes", {}, [page] { return ProcStat(24) * page; });
+  metrics.AddGauge("process_virtual_memory_bytes", {}, [] { return ProcStat(23); });
+  metrics.AddGauge("process_open_fds", {}, OpenFiles);
+  metrics.AddGauge("process_max_fds", {}, MaxOpenFiles);
+  metrics.AddGauge("process_start_time_seconds", {}, [start] { return start; });
+  metrics.AddGauge("process_threads", {}, [] { return ProcStat(20); });
 }
 
 }  // namespace attnd

@@ -17,11 +17,9 @@ class SampledMetrics final : public prometheus::Collectable {
  public:
   using Labels = std::map<std::string, std::string>;
 
-  // Names and help follow Prometheus' rules; `value` is called from the metrics port's threads.
-  void AddGauge(const std::string& name, const std::string& help, Labels labels,
-                std::function<double()> value);
-  void AddCounter(const std::string& name, const std::string& help, Labels labels,
-                  std::function<double()> value);
+  // The series has a row in metric_list.h; `value` is called from the metrics port's threads.
+  void AddGauge(const std::string& name, Labels labels, std::function<double()> value);
+  void AddCounter(const std::string& name, Labels labels, std::function<double()> value);
 
   std::vector<prometheus::MetricFamily> Collect() const override;
 

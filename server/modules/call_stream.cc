@@ -20,7 +20,7 @@ void FinishStream(Reactor& reactor, grpc::ByteBuffer* last, const grpc::Status& 
   reactor.StartWriteAndFinish(last, {}, status);
 }
 
-// Of a single reply.
+// Finishes a call with a single reply.
 template <class Reactor>
 void FinishReply(Reactor& reactor, grpc::ByteBuffer& reply, grpc::ByteBuffer* last,
                  const grpc::Status& status) {

@@ -34,7 +34,7 @@
 
 namespace attnd {
 
-// What a stream uses of the server; all outlive it.
+// The parts of the server that a stream uses; all outlive it.
 struct StreamDeps {
   const Clock& clock;
   Metrics& metrics;

@@ -72,7 +72,7 @@ v1::Plan EncodePlan(const EnginePlan& plan, const std::string& engine) {
   return wire;
 }
 
-// What the largest call moves has to fit into staging memory, bool masks aside.
+// Checks that the tensors of the largest call fit into staging memory, bool masks aside.
 absl::Status CheckStaging(const ModuleGraph& graph, const ModuleLimits& limits, int64_t capacity) {
   const ModuleLayout& layout = graph.layout();
   const double element = static_cast<double>(ElementBytes(layout.element));
@@ -96,7 +96,7 @@ std::string FreeText(const MemoryBudget& free, const std::vector<std::string>& d
   return text;
 }
 
-// Of all weights, as their parameters are kept.
+// Counts the bytes of all weights, as their parameters are kept.
 int64_t BytesOfPut(const ModuleDescription& module) {
   int64_t elements = 0;
   for (const WeightEntry& entry : module.table.entries()) elements += entry.elements;
@@ -164,14 +164,17 @@ absl::StatusOr<std::unique_ptr<ModuleState>> ModuleCalls::OpenState(
     if (status.ok()) return;
     const std::optional<int64_t> left_out = limit.Take(absl::Now());
     if (!left_out.has_value()) return;
-    log.Warning("module_state_not_saved",
-                {{"message", status.message()}, {"lines_left_out", *left_out}});
+    log.Warning("module_state_not_saved", {{"message", status.message()},
+                                           {"lines_left_out", *left_out},
+                                           {"cure", "space and rights of --module_state_dir"}});
   };
   absl::StatusOr<std::unique_ptr<ModuleState>> state =
       ModuleState::Open(place, {record.caller, record.name, record.state_digest},
                         ModuleState::FileBytesOf(description), saved);
   if (ReasonOf(state.status()) == reason::kStateUnavailable) {
-    deps_.log.Warning("module_state_unavailable", {{"message", state.status().message()}});
+    deps_.log.Warning("module_state_unavailable",
+                      {{"message", state.status().message()},
+                       {"cure", "space and rights of --module_state_dir"}});
   }
   return state;
 }
@@ -201,7 +204,8 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
     if (!loaded.ok()) return Classified(loaded.status());
     if (!loaded->damage.ok()) {
       deps_.metrics.Recovered(StateFound::kDamaged);
-      deps_.log.Warning("module_state_ignored", {{"message", loaded->damage.message()}});
+      deps_.log.Warning("module_state_ignored", {{"message", loaded->damage.message()},
+                                                 {"cure", "look at the disk's health"}});
     }
     saved = std::move(loaded->change);
     if (saved.has_value()) deps_.metrics.Recovered(StateFound::kLoaded);

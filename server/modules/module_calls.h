@@ -140,7 +140,7 @@ class ModuleCalls {
   std::atomic<bool> draining_{false};
 };
 
-// Of the bytes of a message, the same for equal messages: 32 bytes.
+// Digests the bytes of a message, the same for equal messages: 32 bytes.
 std::string DigestOf(const google::protobuf::Message& message);
 
 // Rows of a call, checked against the module: INVALID_ARGUMENT "rows...".
@@ -153,7 +153,7 @@ absl::StatusOr<LayerRange> DecodeLayers(const v1::ModuleForwardHeader& header,
 // Payloads that rows and the range's first layer imply, in order.
 std::vector<PayloadSpec> ForwardInputs(const ModuleGraph& graph, const CallRows& rows,
                                        int64_t first_layer);
-// Of x, y, dx, dy, where they pass the border before `layer`.
+// Counts the bytes of x, y, dx, dy, where they pass the border before `layer`.
 int64_t ActivationBytes(const ModuleGraph& graph, const CallRows& rows, int64_t layer);
 
 // A framed message of one part.

@@ -24,7 +24,8 @@ std::string Missing(uint64_t held, uint64_t expected) {
   return text;
 }
 
-// Of a message "field: expected ..., got ...", or "field: ..." of what is not offered.
+// Makes the status of a message "field: expected ..., got ...", or of "field: ..." where something
+// is not offered.
 absl::Status OfField(StatusCode code, absl::string_view reason, absl::string_view text) {
   const size_t colon = text.find(": ");
   const size_t expected = text.find(": expected ");
@@ -60,7 +61,8 @@ absl::Status SequenceMismatch(uint64_t expected, uint64_t got) {
 
 absl::Status StepConflict(uint64_t sequence) {
   return Failure(StatusCode::kFailedPrecondition, reason::kStepConflict,
-                 absl::StrCat("sequence: another call has made the next state of ", sequence),
+                 absl::StrCat("sequence: another call has made the next state of ", sequence,
+                              "; let one process write a module"),
                  {{"sequence", absl::StrCat(sequence)}});
 }
 
@@ -81,22 +83,23 @@ absl::Status GradientIncomplete(uint64_t held, uint64_t expected) {
 
 absl::Status MicroBatchConflict(uint64_t micro_batch) {
   return Failure(StatusCode::kFailedPrecondition, reason::kMicroBatchConflict,
-                 absl::StrCat("micro_batch: another one of number ", micro_batch, " was added"),
+                 absl::StrCat("micro_batch: another one of number ", micro_batch,
+                              " was added; number the micro-batches of a step once"),
                  {{"micro_batch", absl::StrCat(micro_batch)}});
 }
 
 absl::Status WeightsIncomplete(int64_t missing, absl::string_view first) {
-  return Failure(
-      StatusCode::kFailedPrecondition, reason::kWeightsIncomplete,
-      absl::StrCat("weights: ", missing, " parameters have not been put, the first is ", first),
-      {{"missing", absl::StrCat(missing)}, {"first", first}});
+  return Failure(StatusCode::kFailedPrecondition, reason::kWeightsIncomplete,
+                 absl::StrCat("weights: ", missing, " parameters have not been put, the first is ",
+                              first, "; send them with PutTensors"),
+                 {{"missing", absl::StrCat(missing)}, {"first", first}});
 }
 
 absl::Status MicroBatchEarly(uint64_t micro_batch, uint64_t next) {
   return WithRetryAfter(
       Failure(StatusCode::kUnavailable, reason::kMicroBatchEarly,
               absl::StrCat("micro_batch: ", micro_batch, " is early, the next is ", next,
-                           ", and as many wait as may"),
+                           ", and as many wait as may; send the next one first"),
               {{"micro_batch", absl::StrCat(micro_batch)}, {"next", absl::StrCat(next)}}),
       kComeBack);
 }
@@ -104,7 +107,7 @@ absl::Status MicroBatchEarly(uint64_t micro_batch, uint64_t next) {
 absl::Status ActivationPressure(absl::string_view message) {
   return WithRetryAfter(
       Failure(StatusCode::kUnavailable, reason::kActivationPressure,
-              absl::StrCat("limits.kept_rows: ", message)),
+              absl::StrCat("limits.kept_rows: ", message, "; send a Backward first")),
       kComeBack);
 }
 
@@ -138,7 +141,7 @@ absl::Status OfModuleToken(absl::Status status) {
   status = RenameField(std::move(status), "residual_token", "token");
   if (ReasonOf(status) != reason::kLeaseNotOwned) return status;
   return Failure(StatusCode::kPermissionDenied, reason::kModuleNotOwned,
-                 "token: not the token of a module of this caller");
+                 "token: not the token of a module of this caller; register one");
 }
 
 }  // namespace attnd

@@ -147,8 +147,8 @@ class SimulatedDisk final : public StateDisk {
   bool is_dead_ = false;
 };
 
-// What a host finds that lost its power: changes of the folder up to one of them, and of the bytes
-// that were not synced some, zeros, or none.
+// Makes what a host finds after a power loss: changes of the folder up to one of them, and some of
+// the bytes that were not synced, zeros, or none.
 DiskModel LosePower(const DiskModel& model, Random& random) {
   DiskModel after;
   if (!model.root_is_synced && random.Chance(0.5)) return after;
@@ -248,7 +248,7 @@ Message FirstOf(const Answer& answer) {
 
 // ---- The daemon.
 
-// What the process has once, whatever happens to simulated daemons.
+// Parts that the process has once, whatever happens to simulated daemons.
 struct Surroundings {
   struct NoLeases final : MemoryReclaimer {
     bool MayHold(int, int64_t) const override { return false; }
@@ -434,7 +434,7 @@ class Simulation {
     fs::remove_all(folder_);
   }
 
-  // What is wrong; empty: nothing.
+  // Returns what is wrong; empty: nothing.
   std::string Run() {
     for (tick_ = 0; wrong_.empty() && sequence_ < kLastSequence; ++tick_) {
       if (tick_ == kMostTicks) wrong_ = "no end";

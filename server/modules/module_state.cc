@@ -23,8 +23,8 @@ using Json = nlohmann::json;
 
 constexpr absl::string_view kCommitBegins = "attnd module state 1";
 constexpr int64_t kMaxCommitBytes = 1024;
-// Of a header: for each tensor, beside its name, whose bytes JSON may escape; and for the rest, in
-// which the reply of the last change is the largest.
+// A header has at most these bytes for each tensor, beside its name, whose bytes JSON may escape;
+// and for the rest, in which the reply of the last change is the largest.
 constexpr int64_t kHeaderBytesOfPart = 256, kHeaderBytesOfNameByte = 6;
 constexpr int64_t kHeaderBytesOfRest = 64 << 10;
 constexpr int64_t kReadBytes = 1 << 20;
@@ -152,7 +152,7 @@ absl::StatusOr<SavedChange> ChangeOf(const std::string& path, const Json& metada
   return change;
 }
 
-// What `file` says from `offset` on.
+// Reads the text of `file` from `offset` on.
 absl::StatusOr<std::string> TextOf(const StateFile& file, int64_t offset, int64_t size) {
   std::string text(static_cast<size_t>(size), '\0');
   RETURN_IF_ERROR(file.Read(offset, {reinterpret_cast<std::byte*>(text.data()), text.size()}));
@@ -175,7 +175,7 @@ bool IsSlot(absl::string_view slot, absl::string_view digest) {
 
 std::string FileOf(absl::string_view slot) { return absl::StrCat(slot, ".safetensors"); }
 
-// Of the tensors of one slot.
+// Counts the bytes of one slot's tensors.
 int64_t SlotBytesOf(const ModuleDescription& module) {
   int64_t bytes = 0;
   for (const Part& part : PartsOf(module)) bytes += part.bytes;

@@ -62,7 +62,7 @@ class ModuleState {
   ~ModuleState();
 
   const StatePlace& place() const { return place_; }
-  // Of the tensors of both slots; of all files, at most.
+  // Counts the bytes of the tensors of both slots, and at most those of all files.
   static int64_t BytesOf(const ModuleDescription& module);
   static int64_t FileBytesOf(const ModuleDescription& module);
 

@@ -23,7 +23,8 @@ absl::Status Exists(const std::string& name) {
 
 absl::Status TooMany(int64_t most) {
   return Failure(absl::StatusCode::kResourceExhausted, reason::kModuleQuota,
-                 absl::StrCat("max_modules: all ", most, " are registered"),
+                 absl::StrCat("max_modules: all ", most,
+                              " are registered; release one, or raise --max_modules"),
                  {{"limit", "max_modules"}, {"value", absl::StrCat(most)}});
 }
 

@@ -86,8 +86,8 @@ class ModuleTable {
                                            const RegisteredModule& module) const;
 
   int64_t size() const;
-  // What memory() has reserved: for modules, by their plans; copies of tensors and of states, and
-  // modules that calls still hold, are others.
+  // The bytes that memory() has reserved: for modules, by their plans; copies of tensors and of
+  // states, and modules that calls still hold, are others.
   struct Bytes {
     int64_t weights = 0, optimizers = 0, activations = 0, workspaces = 0, others = 0;
   };

@@ -70,7 +70,7 @@ class Modules : public ::testing::Test {
     root_ = *StateRoot::Open(folder, {});
     return root_.get();
   }
-  // Of modules that outlive the process, where `place_` says so.
+  // Opens the state of modules that outlive the process, where `place_` says so.
   std::unique_ptr<ModuleState> OpenState() {
     if (!place_.has_value()) return nullptr;
     auto state =

@@ -17,7 +17,8 @@ namespace {
 absl::Status TooManyCalls() {
   return WithRetryAfter(
       Failure(absl::StatusCode::kUnavailable, reason::kQueueFull,
-              absl::StrCat("other callers use most of the ", kMaxModuleCalls, " calls of modules"),
+              absl::StrCat("other callers use most of the ", kMaxModuleCalls,
+                           " calls of modules; wait, or try another replica"),
               {{"limit", "module_calls"}, {"value", absl::StrCat(kMaxModuleCalls)}}),
       absl::Milliseconds(100));
 }
@@ -26,7 +27,8 @@ absl::Status TooManyOfCaller(const std::string& caller, int64_t most) {
   return WithRetryAfter(
       Failure(
           absl::StatusCode::kResourceExhausted, reason::kTenantQuota,
-          absl::StrCat("this caller has ", most, " calls of modules open, as many as it may"),
+          absl::StrCat("this caller has ", most,
+                       " calls of modules open, as many as it may; wait for one to end"),
           {{"caller", caller}, {"limit", "module_calls_of_caller"}, {"value", absl::StrCat(most)}}),
       absl::Milliseconds(100));
 }

@@ -21,14 +21,14 @@ namespace {
 constexpr int kHeaderField = 1, kChunkField = 2;  // of all module streams but tensors'
 
 absl::Status NoMemory(int64_t bytes) {
-  return WithRetryAfter(
-      Failure(absl::StatusCode::kUnavailable, reason::kMemoryPressure,
-              absl::StrCat("memory_limit_mib: no room for ", bytes, " bytes of tensors now"),
-              {{"limit", "memory_limit_mib"}, {"bytes", absl::StrCat(bytes)}}),
-      absl::Milliseconds(100));
+  return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kMemoryPressure,
+                                absl::StrCat("memory_limit_mib: no room for ", bytes,
+                                             " bytes of tensors now; wait, or try another replica"),
+                                {{"limit", "memory_limit_mib"}, {"bytes", absl::StrCat(bytes)}}),
+                        absl::Milliseconds(100));
 }
 
-// What each is called in shared memory, by its field.
+// Maps a field to its payload's name in shared memory.
 int SharedNameOf(int field) {
   switch (field) {
     case kMaskBitsField:

@@ -38,7 +38,7 @@ struct PayloadSpec {
   bool travels = true;  // false: an output that the caller did not ask for
 };
 
-// What a header says of its call's payloads.
+// The payloads of a call as its header announces them.
 struct ToldPayloads {
   const google::protobuf::RepeatedPtrField<v1::PayloadSize>& sizes;
   const v1::SharedMemory* shared;  // null: none lies there
@@ -116,7 +116,7 @@ absl::Status ReadRequest(CallStream& stream, google::protobuf::Message& request)
 // The only message of a unary or client-streaming reply.
 absl::Status Reply(CallStream& stream, const google::protobuf::Message& response);
 
-// Of a read or write that did not come about.
+// Returns the status of a read or write that did not come about.
 absl::Status BrokenOr(const CallStream& stream, absl::Status otherwise);
 
 }  // namespace attnd

@@ -70,8 +70,8 @@ absl::StatusOr<std::shared_ptr<RegisteredModule>> RegisteredModule::TakeOver(uin
   return std::shared_ptr<RegisteredModule>(new RegisteredModule(std::move(record), *this));
 }
 
-// What its caller has given up, or what failed, is not to be found again; what expired is not to
-// take memory of the host. A module whose device is lost goes on elsewhere.
+// A module that its caller has given up, or that failed, is not to be found again; an expired one
+// is not to take memory of the host. A module whose device is lost goes on elsewhere.
 RegisteredModule::~RegisteredModule() {
   absl::MutexLock lock(&mutex_);
   if (state_ == nullptr || lost_.empty() || lost_ == kDeviceLost) return;

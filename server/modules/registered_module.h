@@ -57,7 +57,7 @@ struct KeptForward {
   absl::Time expires;
 };
 
-// What Register found out about a module; it does not change.
+// Holds what Register found out about a module; it does not change.
 struct ModuleRecord {
   uint64_t id = 0;
   uint64_t owner_epoch = 0, history_epoch = 0;
@@ -70,7 +70,7 @@ struct ModuleRecord {
   std::vector<std::string> devices;  // names, where the plan's parts lie
 };
 
-// Of a status: `all` that is reserved, of which the plan's lies where the engine computes.
+// Fills in a status: `all` that is reserved, of which the plan's lies where the engine computes.
 void SetBytes(const EnginePlan& plan, int64_t all, const std::string& engine,
               v1::ModuleStatus& status);
 

@@ -89,7 +89,7 @@ void ForEachList(const Descriptor& type, const std::string& path, int depth, con
   }
 }
 
-// What a list of the smallest entries may take beside its objects, for each byte of the request:
+// A list of the smallest entries may take so much beside its objects, for each byte of the request:
 // numbers of one byte. A machine that is busy may take its time.
 constexpr int64_t kMostOfByte = 16;
 constexpr double kMostSeconds = 0.1;  // of the thread; 3 ms are usual

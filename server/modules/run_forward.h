@@ -13,10 +13,11 @@
 
 namespace attnd {
 
-// Of what names a micro-batch beside its numbers: rows, layers, seed and offset.
+// Digests the fields that identify a micro-batch besides its numbers: rows, layers, seed and
+// offset.
 std::string ForwardDigest(const v1::ModuleForwardHeader& header);
 
-// What a Forward's header says.
+// Holds what a Forward's header says.
 struct ForwardRun {
   const CallRows* rows = nullptr;
   LayerRange layers;

@@ -71,7 +71,8 @@ absl::StatusOr<FileDescriptor> LockFolder(int folder, const std::string& name) {
   int64_t size = 0;
   RETURN_IF_ERROR(CheckStateFile(lock.get(), absl::StrCat(name, "/lock"), &size));
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    return absl::FailedPreconditionError(absl::StrCat("state ", name, ": in use"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("state ", name, ": another attnd of this host uses it"));
   }
   if (!IsStill(folder, "lock", lock.get())) return absl::NotFoundError(name);
   return lock;

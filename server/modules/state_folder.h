@@ -99,8 +99,8 @@ class StateFolder {
 
 // UNAVAILABLE STATE_UNAVAILABLE with errno's text.
 absl::Status StateUnavailable(absl::string_view what, absl::string_view name);
-// Of a folder that this process's user owns and others cannot write to; the text says why it is
-// not. Empty: it is.
+// Checks that this process's user owns the folder and others cannot write to it; returns why it is
+// not so. Empty: it is.
 std::string WhyNotPrivate(int folder);
 
 }  // namespace attnd

@@ -72,7 +72,7 @@ std::vector<ParameterStep> ParametersOf(const v1::StepRequest& request) {
   return steps;
 }
 
-// Of a request with an entry for each parameter.
+// Checks a request with an entry for each parameter.
 absl::Status CheckParameters(const v1::StepRequest& request, const ModuleDescription& module) {
   constexpr uint64_t kMostSteps = uint64_t{1} << 53;  // exact in float64
   const int64_t entries = static_cast<int64_t>(module.table.entries().size());
@@ -97,7 +97,7 @@ absl::Status CheckParameters(const v1::StepRequest& request, const ModuleDescrip
   return absl::OkStatus();
 }
 
-// What the module does not depend on.
+// Checks what does not depend on the module's state.
 absl::Status CheckRequest(const v1::StepRequest& request, const ModuleDescription& module) {
   if (module.optimizer.kind == OptimizerKind::kNone && !request.discard()) {
     return WrongField("discard", "true without an optimizer", "false");

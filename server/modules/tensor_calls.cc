@@ -107,7 +107,7 @@ class PutReader {
     return absl::OkStatus();
   }
 
-  // Of the tensor before, which is whole now, or should be.
+  // Ends the tensor before, which is whole now, or should be.
   absl::Status EndTensor() {
     if (tensors_.empty()) return absl::OkStatus();
     const TensorCopy& tensor = tensors_.back();

@@ -3,7 +3,7 @@
 namespace attnd {
 namespace {
 
-// What an address may hold, as a multiple of what stays free: as much as four callers get.
+// An address may hold this multiple of what stays free: as much as four callers get.
 constexpr int64_t kOfAddress = 15;
 
 }  // namespace

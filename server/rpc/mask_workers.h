@@ -20,7 +20,7 @@ namespace attnd {
 
 class MaskWorkers {
  public:
-  // Of a caller at most `caller_max_calls` (1 or more) wait, besides the one that runs.
+  // At most `caller_max_calls` (1 or more) of a caller wait, besides the one that runs.
   MaskWorkers(int threads, int64_t caller_max_calls)
       : caller_max_calls_(caller_max_calls), turns_(threads) {}
 

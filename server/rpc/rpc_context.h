@@ -38,7 +38,7 @@ class RpcContext {
   absl::Status HoldRequest(int64_t object_bytes) { return room_.HoldRequest(object_bytes); }
   // Admits a decoded call and gives its tensors their places in staging memory.
   absl::StatusOr<AdmittedCall> Admit(AttentionCall call, ReplySink& sink, bool streamed);
-  // Of a call that is refused before Admit: its log line has the request's id all the same.
+  // Notes a call that is refused before Admit: its log line has the request's id all the same.
   void NoteRefused(const MessageBytes& message, ByteRange range);
   void Received(int64_t bytes);
   void Sent(int64_t bytes);

@@ -28,8 +28,9 @@ using grpc::experimental::ExternalConnectionAcceptor;
 // gRPC's own look at the copies of certificates that CertificateWatch makes.
 constexpr unsigned kCopiesRefreshSeconds = 1;
 
-// Of gRPC's own services, which are synchronous: each open stream of reflection keeps one. Further
-// calls of these services are answered RESOURCE_EXHAUSTED. Ours have their own threads.
+// gRPC's own services are synchronous and use these threads: each open stream of reflection keeps
+// one. Further calls of these services are answered RESOURCE_EXHAUSTED. Ours have their own
+// threads.
 constexpr int kSynchronousThreads = 32;
 
 // gRPC's reflection is in every server of a program that links it.
@@ -141,14 +142,12 @@ void RpcServer::LimitConnections() {
   connections_ = std::make_shared<ConnectionLimit>(fit, deps_.clock);
   SampledMetrics& sampled = *deps_.metrics.sampled();
   auto sample = [&](const char* transport, auto of) {
-    sampled.AddGauge("attnd_connections", "Open connections of the gRPC ports and sockets.",
-                     {{"transport", transport}},
+    sampled.AddGauge("attnd_connections", {{"transport", transport}},
                      [limit = connections_, of] { return static_cast<double>(limit->open().*of); });
   };
   sample("tcp", &ConnectionLimit::Open::tcp);
   sample("uds", &ConnectionLimit::Open::unix_sockets);
-  sampled.AddCounter("attnd_connections_refused_total",
-                     "Connections closed at once, above --max_connections.", {},
+  sampled.AddCounter("attnd_connections_refused_total", {},
                      [limit = connections_] { return static_cast<double>(limit->refused()); });
 }
 

@@ -44,7 +44,7 @@ class RpcServer {
   int connections() { return connections_->open().all(); }
   // When a thread that takes small calls counts as stuck.
   absl::Time stuck_at() const { return unary_calls_->stuck_at(); }
-  // Of grpc.health.v1; "" is the server.
+  // Sets the health of a service of grpc.health.v1; "" is the server.
   void SetServing(const std::string& service, bool serving);
   // Closes the ports; what is connected stays.
   void StopAccepting();

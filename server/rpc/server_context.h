@@ -1,4 +1,4 @@
-// What the handlers of all services ask of gRPC's context of a call, and add to it. Any thread.
+// Reads and adds to gRPC's context of a call, for the handlers of all services. Any thread.
 #pragma once
 
 #include <grpcpp/server_context.h>

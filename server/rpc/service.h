@@ -64,7 +64,7 @@ class AttentionService final : public AttentionServiceBase {
                                             grpc::ByteBuffer* reply) override;
 
  private:
-  // What a small call does: its reply, or why there is none.
+  // Computes a small call: its reply, or why there is none.
   using SmallWork = std::function<absl::StatusOr<grpc::ByteBuffer>(SmallCall& call)>;
   grpc::ServerUnaryReactor* AnswerSmall(grpc::CallbackServerContext* context, Method method,
                                         CallCost cost, const grpc::ByteBuffer& request,

@@ -29,7 +29,7 @@ struct NamedEngine {
   const Backend* engine;
 };
 
-// What the service uses and does not own; all outlive it.
+// The objects that the service uses and does not own; all outlive it.
 struct ServiceDeps {
   Keep& keep;
   Calls& calls;

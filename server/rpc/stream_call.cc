@@ -148,7 +148,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
                  call_->staged()[tensor] + static_cast<int64_t>(part.offset)};
   }
 
-  // Of header_, which is done with then, unless lists of its mask come first.
+  // Decodes header_, which is done with then, unless lists of its mask come first.
   absl::StatusOr<Piece> TakeHeader(bool* takes_long) {
     CallersMasks masks = record_.masks(takes_long);
     masks.streamed = &mask_data_;

@@ -30,7 +30,7 @@ constexpr int kReadyCalls = 16;
 // A completion queue and the thread that drives it.
 class UnaryCalls::Queue {
  public:
-  // What gRPC hands back: a reaction of a call.
+  // gRPC hands this back: a reaction of a call.
   struct Tag {
     Call* call;
     void (Call::*react)(bool ok);
@@ -43,7 +43,7 @@ class UnaryCalls::Queue {
   void Start();
   // Makes one more call of `direction` that waits to be taken; none once the queue ends.
   void AwaitCall(Direction direction);
-  // Of calls that have arrived.
+  // Counts calls that have arrived.
   void CallBegins();
   void CallEnds();
   void WaitUntilNoneIsLeft();

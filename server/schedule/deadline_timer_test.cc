@@ -10,7 +10,7 @@
 namespace attnd {
 namespace {
 
-// What expired, in order.
+// Collects what expired, in order.
 class Expired {
  public:
   void Add(uint64_t id) {

@@ -311,8 +311,8 @@ TEST(DeviceSimulation, RunsBackwardsOnResidualsOfHundredsOfRandomSchedules) {
   EXPECT_GT(computed, kSteps);
 }
 
-// Of T bytes a tensor: 3 for a forward, 5 for a backward that brings everything, 1 for one on a
-// residual; descriptors and tiles are little beside them.
+// With T bytes a tensor, a forward moves 3 T, a backward that brings everything 5 T, and one on a
+// residual T; descriptors and tiles are little beside them.
 void ExpectOneTensorOfFive(ElementType element) {
   FakeDriver fake;
   SimulatedServer server(fake, 1, 0.05);
@@ -398,7 +398,8 @@ TEST(DeviceSimulation, LosesOneGpuAndGoesOnWithTheOther) {
   }
 }
 
-// Of calls that have been answered: they are right or cancelled, and only callers who cancel are.
+// Counts calls that have been answered: they are right or cancelled, and only callers who cancel
+// are.
 struct StormCount {
   int computed = 0, cancelled = 0;
 

@@ -48,8 +48,9 @@ DeviceWorker::~DeviceWorker() {
       state.source.request_stop();
     }
   }
-  FailWaiting(std::move(waiting), Failure(absl::StatusCode::kCancelled, reason::kDraining,
-                                          "the server stopped before this call ran"));
+  FailWaiting(std::move(waiting),
+              Failure(absl::StatusCode::kCancelled, reason::kDraining,
+                      "the server stopped before this call ran; another replica can take it"));
   for (std::thread& slot : slots_) slot.join();
   absl::MutexLock lock(&mutex_);  // a launch may still be inside Submit
   auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return in_work_ == 0; };

@@ -1,4 +1,4 @@
-// What an engine is given of a call whose tensors have landed. Any thread.
+// Makes an engine's call of an admitted one whose tensors have landed. Any thread.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace attnd {
 
 inline float* Floats(std::byte* data) { return reinterpret_cast<float*>(data); }
 
-// What the calls of both directions have in common.
+// Fills in what the calls of both directions have in common.
 template <class Call>
 Call EngineCall(const AdmittedCall& admitted, const std::stop_token& stop) {
   const TensorPlaces& at = admitted.staged().at;

@@ -63,7 +63,7 @@ absl::Status Capture(const DeviceWorkerDeps& deps, LaunchedCall& launched) {
   return absl::OkStatus();
 }
 
-// Of those calls of a launch that ask for it; the time it takes is the launch's.
+// Captures the maps of those calls of a launch that ask for it; the time it takes is the launch's.
 absl::Status CaptureAll(const DeviceWorkerDeps& deps, Launch& launch, LaunchReport& report) {
   for (LaunchedCall& launched : launch) {
     if (launched.call.call().capture() == nullptr) continue;

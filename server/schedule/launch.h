@@ -21,7 +21,7 @@
 
 namespace attnd {
 
-// What a worker needs and does not own; all outlive it.
+// The objects that a worker uses and does not own; all outlive it.
 struct DeviceWorkerDeps {
   Backend& backend;
   CostModel& cost;

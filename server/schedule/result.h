@@ -31,7 +31,7 @@ struct CallTimes {
   absl::Time downloaded;   // its results lie in staging memory
 };
 
-// What a forward's capture gives.
+// Holds what a forward's capture gives.
 struct CaptureResult {
   CapturedMap map;                 // without the map itself
   std::optional<double> distance;  // iff a previous map was named
@@ -47,7 +47,7 @@ class Result {
   const LaunchReport& report() const { return report_; }
   const CallTimes& times() const { return times_; }
   int batched_with() const { return batched_with_; }
-  // Of a tensor of the call, by its id; null for one that is no output.
+  // The bytes of a tensor of the call, by its id; null for one that is no output.
   const std::byte* output(int id) const { return outputs_[id]; }
 
   // Set when the caller asked for the call's tensors to be kept, and they were.

@@ -30,7 +30,7 @@ bool EqualInConstantTime(absl::string_view a, absl::string_view b) {
   return difference == 0;
 }
 
-// What a header can carry; a word holds no spaces.
+// Checks that a header can carry the word, which holds no spaces.
 bool IsToken(absl::string_view word) {
   return word.size() >= kShortestToken &&
          std::all_of(word.begin(), word.end(), [](char c) { return c > ' ' && c <= '~'; });

@@ -53,7 +53,7 @@ class Authenticator {
   std::unique_ptr<Current> current_;  // so that an Authenticator can be moved
 };
 
-// What is wrong with who may read the token file; "" when its owner and group alone may.
+// Returns what is wrong with who may read the token file; "" when its owner and group alone may.
 std::string TokenFileExposure(const std::string& path);
 
 // "ipv4:10.0.0.1:4711" → "10.0.0.1", "unix:..." → "unix".

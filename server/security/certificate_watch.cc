@@ -59,18 +59,20 @@ void CertificateWatch::Look() {
   std::string fault(Update().message());
   if (contents_ != before) log_.Info("certificates_changed");
   if (!fault.empty() && fault != last_fault_) {
-    log_.Warning("certificates_kept", {{"message", fault}});
+    log_.Warning("certificates_kept",
+                 {{"message", fault}, {"cure", "correct the files; the former ones stay in use"}});
   }
   last_fault_ = std::move(fault);
   CheckTimes();
 }
 
-// Of the files, when they are right: their names say more than the copies'.
+// Names the files when they are right, since their names say more than the copies'.
 void CertificateWatch::CheckTimes() {
   const TlsOptions& served = last_fault_.empty() ? files_ : copies_;
   std::string fault(CheckCertificateTimes(served, absl::Now()).message());
   if (!fault.empty() && fault != last_time_fault_) {
-    log_.Warning("certificate_not_valid", {{"message", fault}});
+    log_.Warning("certificate_not_valid",
+                 {{"message", fault}, {"cure", "replace the file; it is read again by itself"}});
   }
   last_time_fault_ = std::move(fault);
 }

@@ -12,7 +12,10 @@ void TokenWatch::Look() {
   absl::StatusOr<Authenticator> fresh = Authenticator::FromTokenFile(path_);
   std::string fault(fresh.status().message());
   if (fresh.ok() && auth_.Replace(*std::move(fresh))) log_.Info("tokens_changed");
-  if (!fault.empty() && fault != last_fault_) log_.Warning("tokens_kept", {{"message", fault}});
+  if (!fault.empty() && fault != last_fault_) {
+    log_.Warning("tokens_kept",
+                 {{"message", fault}, {"cure", "correct the file; the former tokens stay in use"}});
+  }
   last_fault_ = std::move(fault);
 }
 

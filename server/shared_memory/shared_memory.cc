@@ -131,7 +131,7 @@ class MappedRegion {
 
 namespace {
 
-// What a call holds while it uses regions.
+// Holds a session while a call uses its regions.
 struct RegionUse {
   RegionUse(std::shared_ptr<SharedSession> of, uint64_t number)
       : session(std::move(of)), use(number) {}

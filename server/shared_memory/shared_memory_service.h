@@ -29,7 +29,7 @@
 
 namespace attnd {
 
-// What stands behind a unix socket's path to give the control socket's.
+// The control socket's path is the unix socket's with this behind it.
 inline constexpr absl::string_view kSharedMemorySuffix = ".shm";
 
 class SharedMemoryService {

@@ -124,7 +124,7 @@ TEST(SharedRegion, RefusesAnotherSizeThanDeclared) {
   EXPECT_NE(ErrorOf(odd.get(), kSize + 2048), "");
 }
 
-// Such pages would be the daemon's to find when it first touches them.
+// The daemon would have to find pages that are not allocated when it first touches them.
 TEST(SharedRegion, RefusesPagesThatAreNotAllocated) {
   FileDescriptor fd = Memfd(kSize);
   ASSERT_EQ(fallocate(fd.get(), 0, 0, kSize - 4096), 0);

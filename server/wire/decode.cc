@@ -72,7 +72,7 @@ void Remember(const MessageBytes& message, ByteRange range, const DecodedProblem
   if (!mask_id.empty()) last.problem.mask = nullptr;
 }
 
-// What the table would have done with the mask, had it been parsed again.
+// Does what the table would have done with the mask, had it been parsed again.
 absl::Status DecodeLastProblem(const CallersMasks& masks, DecodedProblem& decoded) {
   const SeenProblem& last = LastProblem();
   Problem& p = decoded.problem;
@@ -129,7 +129,7 @@ absl::StatusOr<int64_t> FindInput(const FieldTable& table, const SharedPlaces& s
   return place->bytes;
 }
 
-// What a message says of its call, beside its problem.
+// Call options from the message, other than the Problem.
 struct Outside {
   const MessageBytes& message;
   const FieldTable& table;
@@ -241,7 +241,7 @@ bool DLseFollows(const FieldTable& table, Direction direction) {
          table.varint[v1::BackwardRequest::kDLseFollowsFieldNumber] != 0;
 }
 
-// Of a whole message: `inputs` are what must come.
+// Finds the inputs of a whole message: `inputs` are those that must come.
 absl::Status FindInputs(const FieldTable& table, const SharedPlaces& shared, const Problem& problem,
                         Direction direction, TensorList& inputs) {
   RETURN_IF_ERROR(RefuseUndeclared(table, problem));
@@ -267,7 +267,7 @@ absl::Status RefusePayload(const FieldTable& table, int id) {
                     absl::StrCat(table.range[RequestField(id)].size, " bytes"));
 }
 
-// Of a streamed call's header: `inputs` will follow.
+// Announces the inputs of a streamed call's header: `inputs` will follow.
 absl::Status AnnounceInputs(const FieldTable& table, const Problem& problem, Direction direction,
                             TensorList& inputs) {
   for (int id = Tensor::kMaskBits; id <= Tensor::kDLse; ++id) {

@@ -18,7 +18,7 @@ namespace {
 // A mask up to this is checked in microseconds.
 constexpr size_t kSmallMaskBytes = 4096;
 
-// Says so where the caller would rather have this done elsewhere.
+// Sets `takes_long` if the mask has to be compiled off the thread that took the call.
 absl::Status LeaveItWhereItTakesLong(const CallersMasks& masks) {
   if (masks.takes_long == nullptr) return absl::OkStatus();
   *masks.takes_long = true;
@@ -32,7 +32,7 @@ absl::Status RefuseBesideId(const v1::MaskSpec& wire) {
   return FieldError(reason::kBadField, "problem.mask.id", "nothing but origin beside it", "more");
 }
 
-// What its lists outside of it take, within the limit; they may lie anywhere yet.
+// Counts the bytes of the mask's lists outside of it, within the limit; they may lie anywhere yet.
 absl::StatusOr<int64_t> CheckMaskData(const v1::MaskSpec& wire, const CallersMasks& masks) {
   const absl::StatusOr<int64_t> bytes = MaskDataBytes(wire);
   if (!bytes.ok()) return Classified(bytes.status());

@@ -29,7 +29,7 @@ using ReadMaskData = absl::FunctionRef<absl::StatusOr<std::string>(int64_t bytes
 absl::StatusOr<DecodedProblem> DecodeProblem(const v1::Problem& wire, const CallersMasks& masks,
                                              ReadMaskData read_mask_data);
 
-// Of a call that has brought so many bytes of mask_data although no list lies there.
+// Refuses a call that has brought so many bytes of mask_data although no list lies there.
 absl::Status RefuseMaskData(int64_t bytes);
 
 // Before any tensor is read: that the mask of a problem, if it has one, can be compiled, what it

@@ -13,14 +13,14 @@
 
 namespace attnd {
 
-// Of a unary request as gRPC gives it: without a buffer where the peer ended the call within the
-// message. MALFORMED_MESSAGE; it is not the empty message.
+// Checks a unary request as gRPC gives it: without a buffer where the peer ended the call within
+// the message. MALFORMED_MESSAGE; it is not the empty message.
 absl::Status CheckWhole(const grpc::ByteBuffer& request);
 
 // Fills `request`. Unknown, repeated and truncated fields are INVALID_ARGUMENT naming the field.
 absl::Status DecodeSmall(const grpc::ByteBuffer& bytes, RequestRoom room,
                          google::protobuf::Message& request);
-// Of one message inside another, called `path` in errors; strings may have so many bytes.
+// Decodes one message inside another, called `path` in errors; strings may have so many bytes.
 absl::Status DecodePart(const MessageBytes& bytes, ByteRange range, absl::string_view path,
                         int64_t max_string_bytes, RequestRoom room,
                         google::protobuf::Message& request);

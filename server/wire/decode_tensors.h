@@ -12,14 +12,14 @@
 namespace attnd {
 
 absl::string_view TensorName(int id);
-// Of ForwardRequest and BackwardRequest, which agree.
+// The field of a tensor in ForwardRequest and BackwardRequest, which agree.
 int RequestField(int id);
 
 // The lists of a mask that lie outside of it.
 TensorSpec MaskDataInput(int64_t bytes);
 
-// What a call must bring; with a residual d_o alone, and the rest is kept. d_lse is not listed.
-// Sizes of a validated problem fit 64 bits.
+// Lists the tensors that a call must bring; with a residual d_o alone, and the rest is kept. d_lse
+// is not listed. Sizes of a validated problem fit 64 bits.
 TensorList AttentionInputs(const Problem& problem, Direction direction, bool on_residual);
 TensorSpec LseGradient(const Problem& problem);
 // Adds what the engine writes: lse always, wanted or not.

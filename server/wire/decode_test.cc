@@ -820,7 +820,7 @@ TEST(Decode, GivesAProblemAgainHoweverItWasSeenBefore) {
   }
 }
 
-// What stands after a problem that was seen before is still checked.
+// The rest of a message is checked although its problem was seen before.
 TEST(Decode, RefusesTheRestOfAMessageWhoseProblemIsKnown) {
   const std::string good = Valid().SerializeAsString();
   ASSERT_TRUE(DecodeText(good).ok());

@@ -60,7 +60,7 @@ std::string EncodeCapture(const CaptureResult& captured) {
   return wire.SerializeAsString();
 }
 
-// What stands before the payloads.
+// Makes what stands before the payloads.
 std::string MakeHeader(const Result& result, const BackendInfo& engine, absl::Time now) {
   std::string header;
   header.reserve(kUsualHeaderBytes);

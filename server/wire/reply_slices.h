@@ -17,7 +17,7 @@ namespace attnd {
 // Pieces of this size show progress.
 inline constexpr int64_t kReplyPieceBytes = 256 << 10;
 
-// What one slice holds; its end tells the call's progress.
+// Owns the memory of one slice; its end tells the call's progress.
 struct ReplySliceOwner {
   std::shared_ptr<const void> memory;
   std::shared_ptr<TransferProgress> progress;

@@ -29,7 +29,7 @@ struct Path {
   std::string Text() const {
     return field == nullptr ? std::string(root) : parent->Inner(field->name());
   }
-  // Of something in it.
+  // The path of a field inside this message.
   std::string Inner(absl::string_view name) const {
     std::string text = Text();
     return text.empty() ? std::string(name) : absl::StrCat(text, ".", name);

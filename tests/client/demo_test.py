@@ -1,4 +1,4 @@
-"""What `./dev demo` runs after the build, with a short training (pytest)."""
+"""Runs what `./dev demo` runs after the build, with a short training (pytest)."""
 import os
 import re
 import subprocess

@@ -80,7 +80,7 @@ double LargestFinite(ElementType element) {
   return 0;
 }
 
-// What is compared: an engine's tensor with the exact numbers and the bounds of their errors.
+// Compares an engine's tensor with the exact numbers and the bounds of their errors.
 struct Comparison {
   const char* tensor;
   ElementType element;

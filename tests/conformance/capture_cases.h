@@ -1,4 +1,4 @@
-// What tests of captured attention maps share: a table of problems for every engine, a forward that
+// Shared by tests of captured attention maps: a table of problems for every engine, a forward that
 // has run and can be captured, and how far maps are apart.
 #pragma once
 

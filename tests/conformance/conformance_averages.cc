@@ -25,7 +25,7 @@ Problem BiasedProblem(ElementType element) {
   return p;
 }
 
-// What all rows have in common: the first keys, up to `count`, are those that matter.
+// All rows have this in common: the first keys, up to `count`, are those that matter.
 struct Rows {
   std::string name;
   float bias;             // of the first keys

@@ -13,7 +13,7 @@
 
 namespace attnd {
 
-// What differs from that; empty if nothing does.
+// Lists what differs from that; empty if nothing does.
 std::vector<std::string> CompareWithAverages(Backend& backend, CallMemory& memory,
                                              ElementType element);
 

@@ -11,8 +11,8 @@
 
 namespace attnd {
 
-// What differs, one line each; empty when nothing does. `backward` is empty where the engine has
-// none.
+// Lists what differs, one line each; empty when nothing does. `backward` is empty where the engine
+// has none.
 std::vector<std::string> CompareShards(Backend& backend, CallMemory& memory, const Problem& problem,
                                        const ProblemInputs& inputs, const ForwardResults& forward,
                                        const BackwardResults& backward);

@@ -131,7 +131,7 @@ std::vector<ConformanceCase> SpecialValueCases() {
         c.problem.element = static_cast<ElementType>(1 + n % 3);
         c.poison = place.poison;
         c.poison_value = value.value;
-        // Beside one huge number in K, the cuda engine's fixed point keeps too little of the rest;
+        // With one huge number in K, the cuda engine's fixed point keeps too little of the rest;
         // with a huge row of dO a dS in plain float16, which engines may use, is infinite.
         const bool is_huge = value.value == 65504;
         c.poisons_row = is_huge ? place.poison == Poison::kKey : n / 2 % 2 == 1;

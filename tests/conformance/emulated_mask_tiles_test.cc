@@ -341,7 +341,7 @@ LaunchOutcome<ForwardResults> RunForward(Backend& backend, const std::vector<Lau
   return *std::move(launched);
 }
 
-// Of two roundings of one sum.
+// Compares two roundings of one sum.
 void ExpectClose(ElementType element, const Bytes& got, const Bytes& want,
                  double of_largest = 0x1p-20) {
   ASSERT_EQ(got.size(), want.size());
@@ -361,7 +361,7 @@ void ExpectClose(ElementType element, const Bytes& got, const Bytes& want,
   }
 }
 
-// Of sm_80 the emulator has those of float16 up to 64 columns.
+// The emulator has sm_80's kernels of float16 up to 64 columns.
 class SmallTiles : public ::testing::TestWithParam<Architecture> {
  protected:
   std::unique_ptr<Backend> Make(MaskWay way) const {

@@ -19,7 +19,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// What both directions read.
+// Both directions read these.
 struct Tensors {
   std::vector<float> q, k, v;
   const uint8_t* mask_bits;
@@ -40,7 +40,7 @@ Tensors TensorsOf(const Call& call) {
           ToFloats(p.element, call.v, p.ValueElements()), call.mask_bits, call.bias};
 }
 
-// What backward reads besides.
+// Backward reads these besides.
 struct Residuals {
   std::vector<float> o, d_o;
   const float *lse, *d_lse;
@@ -108,7 +108,7 @@ class Head {
     return mask_->IsVisible(b, h, i, j);
   }
 
-  // Of a mask that is a stride.
+  // Computes a mask that is a stride.
   bool RemainderIsPhase(int64_t i, int64_t j) const {
     const auto* expr = std::get_if<MaskExpr>(&spec_.pattern[0]);
     const auto* stride = expr == nullptr ? nullptr : std::get_if<StrideRel>(&expr->op);

@@ -1,5 +1,5 @@
-// What tests of residue classes make their problems of: two entries and heads of a few columns,
-// under strided masks. Pure functions; a mask that cannot be made ends the test.
+// Problems for tests of residue classes: two entries and heads of a few columns, under strided
+// masks. Pure functions; a mask that cannot be made ends the test.
 #pragma once
 
 #include <cstdint>

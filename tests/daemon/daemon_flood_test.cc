@@ -1,6 +1,6 @@
-// What a crowd can do to a daemon, hostile or merely large: ten thousand idle connections, a
-// thousand slow streams, messages and headers that never end, streams that are reset as they begin.
-// Memory stays bounded, and others are served.
+// A crowd floods a daemon, hostile or merely large: ten thousand idle connections, a thousand slow
+// streams, messages and headers that never end, streams that are reset as they begin. Memory stays
+// bounded, and others are served.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -53,7 +53,7 @@ class Gpus {
   Daemon& daemon() { return *daemon_; }
   AttndServer& server() { return daemon_->server(); }
   GatedBackend& gpu(int n) { return *gpus_[n]; }
-  // Of the residual that is there.
+  // The GPU that holds the residual.
   int holder() const {
     for (size_t n = 0; n < gpus_.size(); ++n) {
       if (gpus_[n]->held_bytes() > 0) return static_cast<int>(n);
@@ -192,7 +192,7 @@ TEST(DaemonGpuLease, IsLostWhenNvmlTellsOfItsDevicesEnd) {
   EXPECT_TRUE(alice.Backward(MakeBackward(SmallProblem(), 1, forward)).ok());  // by the other
 }
 
-// What a user of the client library sees of all that: nothing.
+// A user of the client library sees nothing of all that.
 TEST(DaemonGpuLease, ClientsResendByThemselvesWhenTheDeviceIsLost) {
   ServerOptions options = Options();
   options.token_file = "";

@@ -29,7 +29,7 @@ inline void ExpectHealthy(Daemon& daemon) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-// Of calls; leases may stay.
+// Waits until all memory of calls is given back; leases may stay.
 inline void WaitUntilAllIsGivenBack(Daemon& daemon) {
   while (daemon.server().use().bytes != 0 || daemon.server().staging_used() != 0) {
     std::this_thread::yield();
@@ -41,7 +41,7 @@ inline void ExpectRecovered(Daemon& daemon) {
   ExpectHealthy(daemon);
 }
 
-// Of this process.
+// The resident memory of this process.
 inline int64_t ResidentBytes() {
   std::ifstream file("/proc/self/statm");
   int64_t total = 0, resident = 0;

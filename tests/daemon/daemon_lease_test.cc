@@ -248,7 +248,7 @@ TEST(DaemonLease, StaysUnderARunningBackwardThatOutlivesIt) {
   EXPECT_TRUE(alice.Release(forward.residual().token()).ok());
   EXPECT_EQ(daemon.server().leases().leases, 0);
   EXPECT_GT(daemon.server().use().lease_bytes, 0);
-  // What would land in its memory, were it free.
+  // These would land in its memory, were it free.
   std::thread others([&] {
     v1::ForwardResponse reply;
     EXPECT_TRUE(LeaseCaller(daemon, kBob).Forward(MakeForward(SmallProblem(), 2), &reply).ok());

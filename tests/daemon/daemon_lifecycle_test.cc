@@ -358,7 +358,7 @@ TEST(DaemonDrain, LosesNoCallWhenOneOfTwoReplicasRestartsUnderLoad) {
       v1::ForwardRequest request = MakeForward(SmallProblem(64), 1);
       int replica = 0;
       while (!stop) {
-        // What every client does: UNAVAILABLE means the next replica, and staying there.
+        // Every client does this: UNAVAILABLE means the next replica, and staying there.
         grpc::Status status(grpc::StatusCode::UNAVAILABLE, "");
         for (; status.error_code() == grpc::StatusCode::UNAVAILABLE && replica < 2;) {
           grpc::ClientContext context;
@@ -443,7 +443,7 @@ std::string Ask(const std::string& address, const std::string& method, const std
   return std::string(message.begin(), message.end());
 }
 
-// What has gRPC within it has these services, too.
+// A program with gRPC within it has these services, too.
 TEST(DaemonBinary, AnswersReflectionAndChannelz) {
   RunningDaemon daemon("services", {"--drain_delay", "0"});
   const std::string method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
@@ -627,7 +627,7 @@ TEST(DaemonBinary, ExposesTheDocumentedMetrics) {
   }
 }
 
-// What `command`, run by a shell, prints to standard error, after its exit code.
+// Returns what `command`, run by a shell, prints to standard error, after its exit code.
 std::string ShellOutcome(const std::string& command) {
   const std::string file = TempPath("stderr");
   const int status = std::system(absl::StrCat(command, " 2> ", file).c_str());

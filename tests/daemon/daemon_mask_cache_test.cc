@@ -196,7 +196,7 @@ Problem TooComplex() {
   return WithMask(p, text);
 }
 
-// Of one pattern.
+// Makes a problem whose mask has one pattern.
 v1::Problem WithExpr(const v1::Expr& expr) {
   v1::Problem p = EncodeProblem(WithMask(SmallProblem(64, 1), "causal"));
   *p.mutable_mask()->mutable_pattern(0)->mutable_expr() = expr;
@@ -223,7 +223,7 @@ v1::Expr Wide(int operands) {
   return expr;
 }
 
-// What goes beyond a limit by one.
+// Makes masks that go beyond a limit by one.
 std::vector<Refused> MasksBeyondLimits() {
   constexpr grpc::StatusCode kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
   const v1::Problem small = EncodeProblem(WithMask(SmallProblem(64, 1), "causal"));

@@ -309,7 +309,7 @@ TEST_P(DaemonMaskDataRefuses, BeforeAnyTensor) {
 INSTANTIATE_TEST_SUITE_P(All, DaemonMaskDataRefuses, testing::ValuesIn(RefusedData()),
                          [](const auto& test) { return std::string(test.param.name); });
 
-// Of streams, by what comes.
+// The server refuses streams by what comes.
 TEST(DaemonMaskData, RefusesStreams) {
   ServerOptions options = TestOptions();
   options.masks.bytes_of_caller = 1 << 20;

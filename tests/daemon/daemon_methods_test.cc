@@ -1,6 +1,7 @@
-// What a peer may do to a call, done to every method of every service: it does not read the reply,
-// sends slowly or not to the end, withdraws, sets a deadline, and calls more often than there is
-// room. The methods are those of the protos, so that a new one fails here until it has a call.
+// A peer does to every method of every service what it may do to a call: it does not read the
+// reply, sends slowly or not to the end, withdraws, sets a deadline, and calls more often than
+// there is room. The methods are those of the protos, so that a new one fails here until it has a
+// call.
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -227,7 +228,8 @@ class EveryMethod : public ::testing::Test {
     options.admission.memory_bytes = options.admission.caller_max_bytes = int64_t{8} << 20;
     options.admission.call_bytes = kCallBytesOfAll;
     options.modules.memory = {kModuleBytes, kModuleBytes};
-    // Of a clock that tests move; the watch looks each quarter of it by the machine's.
+    // The limit counts on a clock that tests move; the watch looks each quarter of it by the
+    // machine's.
     options.transport.transfers.idle = absl::Milliseconds(100);
     return options;
   }

@@ -368,7 +368,7 @@ TEST_F(Refusals, NameTheLimitAndWhatWouldFit) {
   request.mutable_limits()->set_kept_rows(kept);
   EXPECT_TRUE(caller_.Register(request, response).ok());
 
-  // Of staging memory, where modules have far more.
+  // Calls need staging memory, where modules have far more.
   ServerOptions options = Options();
   options.modules.memory = {int64_t{1} << 40, int64_t{1} << 40};
   Daemon daemon(ReferenceDevice(), options);
@@ -384,7 +384,7 @@ TEST_F(Refusals, NameTheLimitAndWhatWouldFit) {
   EXPECT_TRUE(caller.Register(request, response).ok());
 }
 
-// Of a module that lives for some time after each use.
+// A module lives for some time after each use.
 TEST_F(Refusals, LeaveLifetimesWithinTheirLimits) {
   const auto hours = [&](uint32_t ttl_ms) {
     v1::RenewModuleRequest renew;

@@ -60,7 +60,7 @@ class DaemonModules : public ::testing::Test {
                                             bool training = false) {
     return caller_.Forward(ForwardHeader(token, sequence, rows, training), {{kX, Rows(rows)}});
   }
-  // Of the activations of `forward`.
+  // Sends the backward of `forward`'s activations.
   Streamed<v1::ModuleBackwardResult> Backward(const std::string& token, uint64_t sequence,
                                               uint32_t micro_batch,
                                               const v1::ModuleForwardResult& forward,

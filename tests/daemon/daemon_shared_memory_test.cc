@@ -54,7 +54,7 @@ int OpenDescriptors() {
   return count;
 }
 
-// What another thread does to the server comes in time.
+// Waits until another thread's work on the server shows.
 template <class Condition>
 bool Eventually(const Condition& condition) {
   const absl::Time until = absl::Now() + absl::Seconds(20);
@@ -366,7 +366,7 @@ TEST_F(KeptOnDevice, TellsCallersThatOutputsMayLieInTheRegion) {
   EXPECT_FALSE(caller.control().Add(TestRegion(kMiB)).kept_outputs());
 }
 
-// What a request may say about shared memory, and how it is told what is wrong.
+// A request that is wrong about shared memory is told what is wrong.
 TEST_F(SharedMemoryPath, RefusesPlacesThatAreWrongNamingTheField) {
   struct Case {
     const char* name;
@@ -615,7 +615,7 @@ TEST_F(GatedSharedDaemon, SurvivesACallerThatScribblesOverItsTensorsInMidCall) {
   scribbler.join();
 }
 
-// What can be sent over a control connection besides what should be.
+// Sends over a control connection what should not be sent.
 class HostileControl : public testing::Test {
  protected:
   v1::SharedMemoryRequest AddRequest(const TestRegion& region) {

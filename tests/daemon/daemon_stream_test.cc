@@ -167,7 +167,7 @@ TEST(DaemonStream, AnswersInChunksAsLargeAsTheRequests) {
   }
 }
 
-// What a test sends on one stream, and what the server says to it.
+// One stream of a test, and what the server says to it.
 struct Violation {
   std::string name;
   std::vector<v1::ForwardStreamRequest> messages;
@@ -263,7 +263,7 @@ TEST(DaemonStream, NamesEachViolationAndGivesEverythingBack) {
   ExpectRecovered(daemon);
 }
 
-// Beside another call of which only the header has come, too.
+// Another call, of which only the header has come, takes room too.
 TEST(DaemonStream, RefusesOnTheHeaderAlone) {
   struct Case {
     const char* reason;

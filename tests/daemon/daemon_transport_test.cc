@@ -1,4 +1,4 @@
-// What the flags of the transport do, as a peer of the daemon sees it.
+// Tests what a peer sees of the transport's flags.
 #include <gtest/gtest.h>
 
 #include <memory>

@@ -1,4 +1,4 @@
-// What every call of every service has around it, whatever its method: room for what it holds,
+// Every call of every service has this around it, whatever its method: room for what it holds,
 // taken before any work and held to the last byte of its reply; a watch over its peer; and places
 // that few callers cannot take all.
 #include <grpcpp/generic/generic_stub.h>

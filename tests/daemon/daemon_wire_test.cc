@@ -1,4 +1,4 @@
-// What a hostile or broken client can do on a connection: malformed bytes, compressed and endless
+// A hostile or broken client sends on a connection: malformed bytes, compressed and endless
 // messages, connections cut in the middle, readers that never read. Others go on.
 #include <grpc/grpc.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -201,7 +201,7 @@ TEST(DaemonWire, GoesOnBesideConnectionsThatSpeakNonsenseOrStopHalfway) {
   ExpectHealthy(daemon);
 }
 
-// What Go sends for its longest time, 292 years, and the longest that gRPC knows: beyond the end of
+// Go sends this for its longest time, 292 years, and the longest that gRPC knows: beyond the end of
 // std::chrono's system clock.
 TEST(DaemonWire, TakesDeadlinesOfAnyLength) {
   Daemon daemon(std::make_unique<ReferenceBackend>());
@@ -287,7 +287,7 @@ TEST(DaemonWire, TakesManyCallsOnOneConnection) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Of more than either socket's buffer holds, at both ends, which have to wait for room.
+// A message holds more than either socket's buffer at both ends, which have to wait for room.
 TEST(DaemonWire, AUnixSocketIsFilledBothWays) {
   grpc_init();  // for good: after such a write gRPC's end would wait for 10 s
   ServerOptions options = TestOptions();

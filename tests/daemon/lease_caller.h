@@ -80,7 +80,7 @@ class LeaseCaller {
   const std::string token_;
 };
 
-// What is left of a backward when a lease holds the rest.
+// Leaves out of a backward what a lease holds.
 inline v1::BackwardRequest Leased(const v1::BackwardRequest& whole, const std::string& token) {
   v1::BackwardRequest request;
   *request.mutable_problem() = whole.problem();

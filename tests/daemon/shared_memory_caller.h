@@ -1,6 +1,5 @@
-// What a caller on the same host needs to share memory with a daemon, in its plainest form: a
-// region, a control connection, and a request whose tensors lie in the region. Tests break each of
-// its steps.
+// A caller on the same host shares memory with a daemon, in the plainest form: a region, a control
+// connection, and a request whose tensors lie in the region. Tests break each of its steps.
 #pragma once
 
 #include <fcntl.h>

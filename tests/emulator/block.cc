@@ -36,7 +36,7 @@ struct Lane {
   std::deque<Copy> copies;
   int64_t group = 0;  // of copies, the open one
   DeferredWork sums;
-  // What it waits for.
+  // The lane waits for this.
   WarpOperation operation = nullptr;
   void* argument = nullptr;
   uint32_t mask = 0;
@@ -154,8 +154,8 @@ class Block {
 namespace {
 constinit thread_local Block* running = nullptr;
 
-// Of this host thread, for one launch after the other: to map and guard stacks takes longer than
-// many a small launch.
+// Keeps this host thread's stacks from one launch to the next: to map and guard stacks takes longer
+// than many a small launch.
 const FiberStacks& StacksOf(const LaunchOptions& options) {
   thread_local std::unique_ptr<FiberStacks> stacks;
   const auto bytes = static_cast<size_t>(options.stack_bytes);

@@ -39,7 +39,7 @@ constexpr FragmentPlace PlaceInC32(int lane, int e) {  // 8×8, e < 8
   return {(lane & 1) + (e & 2) + 4 * (lane / 16), (e & 1) + (lane & 2) + (e & 4)};
 }
 
-// What one lane brings; d is also the addend.
+// One lane brings these; d is also the addend.
 struct Mma32 {
   float* d;  // [8]
   uint32_t a[2], b[2];

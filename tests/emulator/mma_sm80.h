@@ -15,7 +15,7 @@ enum class HalfKind : uint8_t { kFloat16, kBFloat16 };
 
 float Widen(HalfKind kind, uint32_t half);
 
-// What one lane brings; d is also the addend.
+// One lane brings these; d is also the addend.
 struct Mma16816 {
   float* d;  // [4]
   uint32_t a[4], b[2];

@@ -28,7 +28,7 @@ inline constexpr int kWarpSize = 32;
 inline constexpr int kMaxWarps = 32;
 inline constexpr int kBarriers = 16;
 
-// What one memory instruction of the source cost, over a whole launch.
+// Counts what one memory instruction of the source cost, over a whole launch.
 struct BankReport {
   std::source_location site;
   int bytes = 0;  // of one lane

@@ -34,7 +34,7 @@ using attnd::fake::Pool;
 using attnd::fake::Stream;
 using attnd::fake::world;
 
-// What copies and kernels take: 10 GB/s and 2 us a copy; 3 us and 0.1 us a tile a launch.
+// Copies take 10 GB/s and 2 us each; kernels 3 us a launch and 0.1 us a tile.
 constexpr double kBytesPerSecond = 10e9;
 constexpr double kCopySeconds = 2e-6;
 constexpr double kLaunchSeconds = 3e-6;

@@ -29,7 +29,7 @@ class FakeDriver {
     Find(all_calls, "FakeCudaAllCalls");
     reset();
   }
-  // What the test made is gone by now.
+  // All that the test made is gone by now.
   ~FakeDriver() {
     reset();
     EXPECT_EQ(live(), 0) << "driver objects leaked";

@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   auto call = attnd::Decoder::Decode(attnd::MessageBytes(attnd::InSlicesOf(message, slice_bytes)),
                                      direction, {masks, "caller"}, attnd::AnyRoom);
   if (!call.ok()) {
-    // Whose fault it is decides the form, and the form is complete.
+    // The form of an error says whose fault it is, and is complete.
     CHECK(call.status().code() == absl::StatusCode::kInvalidArgument ||
           call.status().code() == absl::StatusCode::kFailedPrecondition ||
           call.status().code() == absl::StatusCode::kOutOfRange)  // of a mask

@@ -142,7 +142,8 @@ class Spoiler {
   Choices& choices_;
 };
 
-// What a caller is told: a code of its own mistakes and, where those are of a field, its name.
+// Checks what a caller is told: a code of its own mistakes and, where those are of a field, its
+// name.
 absl::Status Refused(const absl::Status& status) {
   CHECK(status.code() == absl::StatusCode::kInvalidArgument ||
         status.code() == absl::StatusCode::kOutOfRange ||
@@ -245,7 +246,7 @@ Bytes RandomBytes(Choices& choices, int64_t count, ElementType element) {
   return bytes;
 }
 
-// What the engine may say of rows that fit: masks that a call does not.
+// Checks what the engine says of rows that fit: it may refuse masks that a call does not.
 bool Ran(const absl::Status& status) {
   if (!status.ok()) {
     CHECK(status.code() != absl::StatusCode::kInternal &&

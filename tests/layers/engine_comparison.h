@@ -46,9 +46,9 @@ inline Bound BoundOf(ElementType element) {
   return element == ElementType::kFloat32 ? Bound{16, 32} : Bound{2, 8};
 }
 
-// Of all tensors of a call, the errors over what is allowed. Differences that cancel, as those of a
-// softmax over one key do in float64 but not in float32, leave errors of the size of what was
-// subtracted: so each tensor is also held to the largest number of any gradient.
+// Collects, over all tensors of a call, the errors over what is allowed. Differences that cancel,
+// as those of a softmax over one key do in float64 but not in float32, leave errors of the size of
+// what was subtracted: so each tensor is also held to the largest number of any gradient.
 struct Comparison {
   int tensors = 0, close = 0;  // close: by its own size
   double most = 0;             // by the largest of all

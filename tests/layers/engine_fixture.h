@@ -123,7 +123,7 @@ class EngineUnderTest {
             NumbersOf(d_memory, graph.layout().element), Tensors(TensorRole::kGradient)};
   }
 
-  // Of each entry; empty where it has none.
+  // The tensors of each entry; empty where it has none.
   std::vector<Numbers> Tensors(TensorRole role) const {
     std::vector<Numbers> tensors;
     for (size_t n = 0; n < module_->table.entries().size(); ++n) {

@@ -25,7 +25,7 @@ inline size_t RangesOf(const ModuleLayout& layout) {
   return ranges;
 }
 
-// Of the known layers, with dropout: a stack of four each.
+// Makes the known layers, with dropout: a stack of four each.
 inline std::vector<NamedLayout> FourLayers(ElementType element, int64_t width) {
   const LayerSizes sizes{.width = width,
                          .heads = 2,

@@ -17,7 +17,7 @@
 
 namespace attnd {
 
-// Of one architecture.
+// GPUs of one architecture.
 struct PipelineGpus {
   std::string name;
   std::function<std::unique_ptr<cuda::CudaBackend>(int number)> make;
@@ -60,7 +60,7 @@ TEST_P(PipelineConformance, GivesTheBitsOfOneGpu) {
   }
 }
 
-// What a device keeps for itself counts too.
+// Memory that a device keeps for itself counts too.
 TEST_P(PipelineConformance, CutsWhatDoesNotFitOneGpu) {
   const auto& [text, make, element, width, length] = GetParam();
   const ModuleLayout layout = FourLayers(element, width)[0].layout;

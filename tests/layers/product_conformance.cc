@@ -127,7 +127,7 @@ class Product {
     return tensors.Get(out, a.rows * b.columns);
   }
 
-  // Of gradients, in calls of `part` rows.
+  // Computes gradients, in calls of `part` rows.
   Numbers OfRows(const Matrix& x, const Matrix& dy, const Numbers& old, int64_t part) {
     DeviceTensors tensors(engine_, x.rows * (x.columns + dy.columns) + x.columns * dy.columns);
     const Tensor sums = tensors.Put(old, ElementType::kFloat32);
@@ -161,15 +161,15 @@ constexpr Case kCases[] = {
     {.rows = 257, .columns = 24, .depth = 72, .add = true},
     {.rows = 33, .columns = 72, .depth = 8, .bias = true, .c_is_float = true},
     {.rows = 5, .columns = 72, .depth = 64, .add = true, .c_is_float = true},
-    // Of no whole chunks.
+    // These have no whole chunks.
     {.rows = 9, .columns = 12, .depth = 16},
     {.rows = 9, .columns = 16, .depth = 13, .add = true}};
 
-// Of gradients: rows, columns of a and b. Blocks of rows take turns.
+// Cases of gradients: rows, columns of a and b. Blocks of rows take turns.
 constexpr std::array<int64_t, 3> kGradientCases[] = {
     {1, 8, 16}, {37, 136, 24}, {1100, 16, 136}, {2100, 72, 8}, {40, 12, 20}};
 
-// What a case multiplies and adds, drawn in the order of members.
+// A case multiplies and adds these, drawn in the order of members.
 struct Drawn {
   ElementType to;  // of C
   Matrix a, b;
@@ -369,7 +369,7 @@ TEST_P(FloatProductConformance, InfinitiesAndNanHaveTheirPlaces) {
   }
 }
 
-// Of numbers below 2^-113 the last bits are below those of a TF32 number.
+// Numbers below 2^-113 have last bits below those of a TF32 number.
 TEST_P(FloatProductConformance, SmallNumbersLoseAtMostTheLastOfTf32) {
   const std::unique_ptr<cuda::CudaBackend> engine = GetParam().make();
   Random random(9);

@@ -15,7 +15,7 @@ namespace attnd {
 std::vector<double> NumbersOfProducts(cuda::CudaBackend& engine, ElementType element);
 
 class ProductConformance : public testing::TestWithParam<ConformanceDevice> {};
-// Of float32, on tensor cores or beside them.
+// Products of float32, on tensor cores or beside them.
 class FloatProductConformance : public testing::TestWithParam<ConformanceDevice> {};
 
 }  // namespace attnd

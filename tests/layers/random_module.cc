@@ -65,7 +65,7 @@ class BlockMaker {
     is_used_.push_back(false);
     return static_cast<int64_t>(values_.size()) - 1;
   }
-  // Of x's rows; rather one that nothing has read yet.
+  // Picks a value of x's rows; rather one that nothing has read yet.
   int64_t AnyValue() {
     const int64_t last = static_cast<int64_t>(values_.size()) - 1;
     for (int tries = 0; tries < 20; ++tries) {

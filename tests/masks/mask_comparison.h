@@ -1,5 +1,5 @@
-// What the compiler makes of a mask against what the oracle says of each score: for tests and the
-// fuzzer. Any thread.
+// Compares the compiler's mask with the oracle's answer for each score: for tests and the fuzzer.
+// Any thread.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ inline MaskSpec SpecOf(std::vector<MaskPattern> patterns, std::vector<uint32_t> 
   return {.pattern = std::move(patterns), .pattern_of = std::move(pattern_of)};
 }
 
-// Of the problem's sizes and diagonal.
+// Describes the mask for the problem's sizes and diagonal.
 inline void SetMask(const MaskSpec& spec, Problem& p) {
   auto mask = MaskDescription::Make(spec, MaskCallOf(p));
   CHECK(mask.ok()) << mask.status().ToString();

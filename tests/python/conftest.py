@@ -84,7 +84,7 @@ class Daemon:
         self.address = "127.0.0.1:" + self._port(port_file)
 
     def _port(self, path):
-        """Of a file that the daemon writes while it starts, one after the other."""
+        """Reads the port from a file that the daemon writes while it starts, one after the other."""
         deadline = time.monotonic() + 60
         while not (os.path.exists(path) and open(path).read().endswith("\n")):
             if self.process.poll() is not None or time.monotonic() > deadline:

@@ -30,7 +30,7 @@ class Model(nn.Module):
 
 
 def loss_of(model, number):
-    """Of micro-batch `number` of the whole training; its dropout depends on the number alone."""
+    """The loss of micro-batch `number` of the whole training; its dropout depends on the number alone."""
     generator = torch.Generator().manual_seed(number)
     tokens = torch.randint(0, 11, (2, ROWS + 1), generator=generator)
     torch.manual_seed(1000 + number)

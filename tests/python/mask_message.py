@@ -39,7 +39,7 @@ def philox(counter, key):
 
 
 class Oracle:
-    """Of one problem; offsets: the diagonal's, of each batch entry."""
+    """The oracle of one problem; offsets: the diagonal's, of each batch entry."""
 
     def __init__(self, spec, batch, heads, offsets):
         self.spec, self.batch, self.heads, self.offsets = spec, batch, heads, offsets

@@ -1,4 +1,4 @@
-"""What programs of training do to a net (module_programs.py): each action of the same net in PyTorch and offloaded."""
+"""Programs of training do this to a net (module_programs.py): each action of the same net in PyTorch and offloaded."""
 import copy
 import math
 

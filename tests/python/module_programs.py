@@ -36,7 +36,7 @@ def alike(one, other, rtol, atol):
 
 
 def differences(here, there, x):
-    """What is not the same, in words."""
+    """Lists what is not the same, in words."""
     found = []
     seen = [getattr(twin, "seen", None) for twin in (here, there)]
     if seen[0] is not None and not alike(*seen, rtol=1e-3, atol=TOLERANCE):
@@ -68,7 +68,7 @@ def differences(here, there, x):
 
 
 def run(seed, optimizer="server", length=None, trace=None):
-    """What differs after which action; None. trace: a list that gets (action, refusal or None)."""
+    """Returns what differs after which action, or None. trace: a list that gets (action, refusal or None)."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
     here = Twin(Net(), False)

@@ -234,7 +234,7 @@ def _bounds(problem: Problem, distance: Array) -> Array:
 
 
 def _window_of(entry: _Entry, rows: range, array: Array) -> Array:
-    """What a mask or bias of 4 dimensions says about these rows: broadcasts to [Hq, rows, keys]."""
+    """Broadcasts a mask or bias of 4 dimensions to [Hq, rows, keys] for these rows."""
     part: Array = array[entry.batch_index if array.shape[0] > 1 else 0]
     if part.shape[1] > 1:
         part = part[:, rows.start:rows.stop]

@@ -1,4 +1,4 @@
-"""What a caller gets wrong raises before a byte is sent, naming the argument, what was expected and what it was.
+"""A caller's mistake raises before a byte is sent, naming the argument, what was expected and what it was.
 
 The client's address has no listener: a call that got as far as the wire would be Unavailable instead.
 """

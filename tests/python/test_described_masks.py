@@ -358,7 +358,7 @@ def test_show_without_matplotlib(monkeypatch):
 
 
 def test_show(monkeypatch):
-    """What is drawn, on axes of our own."""
+    """Checks what is drawn, on axes of our own."""
     import sys
     import types
     drawn = {}

@@ -25,7 +25,7 @@ def environment():
 
 
 def run_ranks(daemon, tmp_path, ranks, case, each=1, restarts=0):
-    """What each rank wrote."""
+    """Returns what each rank wrote."""
     path = str(tmp_path / f"{case}{ranks}")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
                f"--max-restarts={restarts}", WORKER, daemon.address, path, case, str(each)]

@@ -56,7 +56,7 @@ def certificates(tmp_path_factory):
 
 
 def settings_for(certificates, folder, **more):
-    """What a site sets, for a process without rights and without the package's user."""
+    """Makes a site's settings, for a process without rights and without the package's user."""
     identity = {"ATTND_PROXY_USER": subprocess.check_output(["id", "-un"], text=True).strip(),
                 "ATTND_PROXY_GROUP": subprocess.check_output(["id", "-gn"], text=True).strip()}
     return {**os.environ, **identity, "ATTND_CERTIFICATES": str(certificates),
@@ -252,7 +252,7 @@ def test_large_tensors_are_streamed_both_ways_over_few_connections(proxy, rng):
 
 
 def in_threads(count, work):
-    """What `work` gives in each; an error of one is raised here."""
+    """Returns what `work` gives in each; an error of one is raised here."""
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
         return [future.result() for future in [pool.submit(work) for _ in range(count)]]
 

@@ -215,7 +215,7 @@ def test_compile_mask_says_what_the_mask_costs(daemon, client, rng):
     text = repr(report)
     assert f"<mask {report.id[:8]}: {report.nnz:,} of 720,000 scores" in text and device.kernel_forward in text
     assert f"{device.tiles_full + device.tiles_partial:,} of 200 tiles of 64 x 64" in text
-    # What it has compiled, it knows in the calls to come, which run these kernels.
+    # The daemon knows a mask that it has compiled in the calls to come, which run these kernels.
     q, k, v = [rng.standard_normal((2, heads, 300, 64)).astype(np.float32) for heads in (4, 2, 2)]
     before = [daemon.metric(f"attnd_mask_cache_{name}_total") for name in ("hits", "misses")]
     r = client.forward(q, k, v, mask=mask)

@@ -86,7 +86,7 @@ def check(tmp_path, monkeypatch, capsys):
         squares, largest = {}, max(np.square(one).mean() for one in exact.values())
         for name, expected in exact.items():  # a tensor of all layers is one: few numbers say little
             mine, other = [np.square(found[name].double().numpy() - expected).sum() for found in (ours, theirs)]
-            # Of gradients that are nothing but roundings of what cancels, the keys' bias: its rounding in one unit.
+            # The gradient of the keys' bias is nothing but roundings of what cancels: its rounding in one unit.
             floor = (torch.finfo(dtype).eps / 4) ** 2 * max(np.square(expected).sum(), largest * expected.size / 64)
             squares.setdefault(name.lstrip("0123456789."), []).append((mine, max(other, floor)))
         ratios = {name: float(np.sqrt(np.divide(*np.sum(pairs, 0)))) for name, pairs in squares.items()}

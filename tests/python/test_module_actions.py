@@ -1,4 +1,4 @@
-"""What may be done to offloaded layers, parameters, gradients and optimizers: done as PyTorch does it, or refused there."""
+"""Actions on offloaded layers, parameters, gradients and optimizers are done as PyTorch does them, or refused there."""
 import copy
 import gc
 import pickle

@@ -1,4 +1,4 @@
-"""What module calls bring beside x: a memory for cross-attention, and sequences that lie end to end."""
+"""Module calls bring more than x: a memory for cross-attention, and sequences that lie end to end."""
 import copy
 
 import numpy as np

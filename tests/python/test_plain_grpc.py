@@ -26,7 +26,7 @@ BACKWARD = {"k": 20, "v": 21, "q": 22, "lse": 23, "o": 24, "d_o": 25, "d_lse": 2
 
 @pytest.fixture(scope="module")
 def wire(tmp_path_factory):
-    """What protoc makes of the interface, beside the package attnd as docs/numpy.md says."""
+    """Runs protoc on the interface, beside the package attnd as docs/numpy.md says."""
     made = tmp_path_factory.mktemp("generated")
     protos = ["attnd/v1/attention.proto", "attnd/v1/capture.proto", "attnd/v1/mask.proto", "google/rpc/status.proto",
               "google/rpc/error_details.proto"]

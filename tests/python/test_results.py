@@ -1,4 +1,4 @@
-"""What a REPL shows and takes: results, tracebacks, names, types."""
+"""A REPL shows and takes these: results, tracebacks, names, types."""
 import os
 import pickle
 import re

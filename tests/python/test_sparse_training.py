@@ -148,7 +148,7 @@ def test_a_full_pattern_is_dense(own):
 # ---- Memory: what a layer holds for its backward.
 
 def saved_bytes(call):
-    """Of the storages that autograd saves of a call, each once."""
+    """Counts the bytes of the storages that autograd saves of a call, each once."""
     storages = {}
 
     def pack(tensor):

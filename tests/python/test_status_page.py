@@ -8,6 +8,7 @@ import urllib.request
 import numpy as np
 import pytest
 from conftest import ROOT, Daemon
+from test_modules import small_layout
 
 import attnd
 
@@ -25,12 +26,15 @@ def busy():
     with attnd.connect(made.address) as client:
         for _ in range(20):
             client.forward(q, q, q, causal="top_left")
+        module = attnd.register(small_layout(), client, name="page", max_rows=64)
+        module.put({p.name: np.zeros(p.shape, np.float32) for p in module.layout.parameters})
+        module.forward(np.ones((1, 4, 16), np.float32))
         yield made, f"http://127.0.0.1:{port}/"
     made.stop()
 
 
 def browse(address, tmp_path, *options):
-    """What Chromium prints of it after six virtual seconds: the page looks every two."""
+    """Returns what Chromium prints of it after six virtual seconds: the page looks every two."""
     done = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
                            "--no-proxy-server", f"--user-data-dir={tmp_path}", "--window-size=1000,900",
                            "--virtual-time-budget=6000", *options, address],
@@ -57,7 +61,9 @@ def test_browser_shows_state_devices_callers_and_latency(busy, tmp_path):
     assert re.search(r"Callers .*127\.0\.0\.1|Callers .*loopback", text), text
     forward = re.search(r"Forward(?:Stream)? ([\d,]+) (\d+) ", text)
     assert forward and int(forward.group(1)) >= 20 and forward.group(2) == "0", text
-    assert re.search(r"(ms|µs)", text.split("Calls ")[-1]), text
+    assert re.search(r"(ms|µs)", text.split("Calls method ")[1].split(" Modules: ")[0]), text
+    assert re.search(r"Modules: .* GFLOP/s 1 [\d.]+ KiB .* Forward 1 0 0 [\d.]+ (ms|µs) ", text), text
+    assert '<div id="offloaded">' in page  # without "hidden"
     # The second look has rates, where the first has dashes.
     assert re.search(r"calls a second \d", text), text
     assert page.count(",") and "<polyline" in page and re.search(r'points="\d', page)

@@ -86,7 +86,7 @@ def test_float_mask_and_its_gradient_agree_with_pytorch(shape, dtype):
     tensors = [make(2, 4, 9, 16, dtype=dtype), make(2, 4, 7, 16, dtype=dtype), make(2, 4, 7, 16, dtype=dtype),
                make(*shape, dtype=dtype)]
     ours = remote.scaled_dot_product_attention(*tensors)
-    # What is the same for all keys of a row has no influence: its gradient is a sum that cancels to zero.
+    # A number that is the same for all keys of a row has no influence: its gradient is a sum that cancels to zero.
     check(ours, tensors, *exact(original, tensors), scale=2, floor=4 if shape[-1] == 1 else 1e-3)
 
 

@@ -345,7 +345,7 @@ class Largest(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 def test_8192_tokens_of_packed_images_without_an_array_of_all_scores():
-    """What a model of images and text does with packed sequences: its mask, and its attention under it."""
+    """Does what a model of images and text does with packed sequences: its mask, and its attention under it."""
     from attnd.masks.models import LazyMask
     from transformers.masking_utils import create_causal_mask
     n, heads = 8192, 2

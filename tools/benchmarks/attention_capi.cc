@@ -27,7 +27,7 @@ struct Engine {
   attnd::LaunchReport report;  // of the last call
   std::unique_ptr<std::byte[]> workspace;
   int64_t workspace_bytes = 0;
-  // Of all calls, for all heads; one of them, or none.
+  // All calls and heads have this mask; one of them, or none.
   std::shared_ptr<const attnd::MaskDescription> mask;
   std::vector<uint8_t> mask_bits;
 
@@ -80,7 +80,7 @@ const char* attnd_benchmark_architecture(void* engine) {
   return static_cast<Engine*>(engine)->backend->info().architecture.c_str();
 }
 
-// Of the last call: its kernels' name, and their time without transfers.
+// The last call's kernels by name, and their time without transfers.
 const char* attnd_benchmark_kernel(void* engine) {
   return static_cast<Engine*>(engine)->report.kernel.c_str();
 }

@@ -58,7 +58,7 @@ class Call {
   absl::Notification done_;
 };
 
-// What the daemon holds for calls.
+// Reads the bytes that the daemon holds for calls.
 double BytesTaken(const Options& options) {
   const MetricsText metrics = Scrape(options.load.metrics);
   double bytes = 0;

@@ -42,7 +42,7 @@ class Engine:
         return self.library.attnd_benchmark_architecture(self.handle).decode()
 
     def kernel(self):
-        """Of the last call: its kernels' name and their seconds, without transfers."""
+        """Returns the last call's kernels by name and their seconds, without transfers."""
         return (self.library.attnd_benchmark_kernel(self.handle).decode(),
                 self.library.attnd_benchmark_kernel_seconds(self.handle))
 

@@ -1,6 +1,6 @@
-// What the daemon adds to a small call, and how many bytes it moves in echo-like calls (one key, so
-// that q in and o out are everything). The daemon runs in this process on the CPU engine; clients
-// are gRPC's own, with raw messages, so that no protobuf copy of theirs counts.
+// Measures what the daemon adds to a small call, and how many bytes it moves in echo-like calls
+// (one key, so that q in and o out are everything). The daemon runs in this process on the CPU
+// engine; clients are gRPC's own, with raw messages, so that no protobuf copy of theirs counts.
 //
 //   bazel run //tools/benchmarks:daemon_benchmark            two cores: taskset -c 0,1
 //   bazel-bin/tests/...

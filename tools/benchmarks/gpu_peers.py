@@ -37,7 +37,7 @@ WAYS = ("listed", "small", "residue")
 
 
 def median_ms(function, repeats):
-    """Of the kernels and memsets of a call."""
+    """Measures the kernels and memsets of a call."""
     for _ in range(2):
         function()
     torch.cuda.synchronize()

@@ -21,7 +21,7 @@ from running_daemon import RunningDaemon
 
 
 def daemon_bytes(metrics):
-    """What the daemon has received, and what has gone to the GPU and come back (0: there is none)."""
+    """Reads the bytes that the daemon has received, and those that went to the GPU and back (0: there is none)."""
     text = urllib.request.urlopen(metrics).read().decode()
     names = ("attnd_received_bytes_total", "attnd_h2d_bytes_total", "attnd_d2h_bytes_total")
     return np.array([sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name)) for name in names])

@@ -27,7 +27,7 @@ struct LoadFlags {
     app.add_option("--head_dim", head_dim, "D");
   }
 
-  // Of another length if there are several.
+  // Makes a request of that length, if there are several.
   v1::ForwardRequest Request(int64_t call_length) const {
     Problem problem = SmallProblem(call_length, heads);
     problem.qk_head_dim = problem.v_head_dim = head_dim;

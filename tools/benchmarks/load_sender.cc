@@ -14,7 +14,7 @@ constexpr size_t kChunkBytes = size_t{2} << 20;
 
 enum class Op { kStart, kWrite, kRead, kFinish };
 
-// What the daemon refuses before it takes a call.
+// The daemon refuses a call with these before it takes it.
 bool IsRefusal(const std::string& reason) {
   for (const char* refusal :
        {"DEADLINE_UNMEETABLE", "QUEUE_FULL", "MEMORY_PRESSURE", "HBM_PRESSURE", "TENANT_QUOTA"}) {

@@ -23,7 +23,7 @@ namespace attnd {
 using LoadClock = std::chrono::steady_clock;
 using LoadSeconds = std::chrono::duration<double>;
 
-// What became of calls.
+// Counts how calls ended.
 struct LoadOutcome {
   std::vector<double> accepted;         // seconds from when they were due
   std::vector<double> refused;          // by admission: seconds from when they were sent

@@ -66,7 +66,7 @@ std::vector<Named> Masks(int64_t n) {
           {"strided 3000", {StrideRel{3000, 0}, {}}}};
 }
 
-// Of all threads: what else the machine does must not count.
+// Adds up all threads: what else the machine does must not count.
 double ProcessorSeconds() {
   timespec now;
   CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now) == 0);

@@ -106,7 +106,7 @@ class MaskedCase(Case):
         self.flex = None
 
     def select(self, kind):
-        """Of attnd's next calls: "described", "array" or "dense"."""
+        """Selects the form of attnd's next calls: "described", "array" or "dense"."""
         library, problem = self.engine.library, ctypes.byref(self.problem)
         if kind == "described" and self.text:
             done = library.attnd_benchmark_mask_text(self.engine.handle, problem, self.text.encode())

@@ -1,6 +1,6 @@
-// What an empty module call costs beside a small attention call of as many rows: a forward of 128
-// rows through one linear of 64 columns, and attention of one head over 128 rows of 64. One caller,
-// one daemon, over TCP on the loopback device and a unix socket; calls take turns of 50.
+// Compares an empty module call with a small attention call of as many rows: a forward of 128 rows
+// through one linear of 64 columns, and attention of one head over 128 rows of 64. One caller, one
+// daemon, over TCP on the loopback device and a unix socket; calls take turns of 50.
 //
 //     bazel build -c opt //server:attnd //tools/benchmarks:module_latency
 //     bazel-bin/tools/benchmarks/module_latency bazel-bin/server/attnd [FLAG OF attnd]...

@@ -1,4 +1,4 @@
-"""What Python costs: attnd's Python client beside the C++ client under it, and beside python-grpcio.
+"""Measures what Python costs: attnd's Python client beside the C++ client under it, and beside python-grpcio.
 
 One process calls a daemon of its own over TCP on the loopback device, all ways in turns, so that a busy machine slows them
 alike. "C++" is the C++ client through its C interface, with everything prepared beforehand and results in memory that was

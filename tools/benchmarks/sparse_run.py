@@ -29,7 +29,7 @@ TASKS = {"retrieval": Task(4, 4096, 64, 0.021, 40_000, 600, 200), "image": Task(
 
 
 def processor_seconds(process):
-    """Of all threads of the daemon, and of this program."""
+    """Adds up all threads of the daemon, and of this program."""
     folder = f"/proc/{process.pid}/task"
     daemon = sum(int(open(f"{folder}/{thread}/schedstat").read().split()[0]) for thread in os.listdir(folder))
     return np.array([daemon * 1e-9, time.process_time()])

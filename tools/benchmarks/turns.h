@@ -20,7 +20,7 @@ class ServerProcess {
   struct Use {
     double sleeps = 0, cpu_us = 0;
   };
-  // Of all its threads so far.
+  // Adds up all its threads so far.
   Use UseSoFar() const;
 
  private:

@@ -1,5 +1,5 @@
-// What a small call costs beyond the engine's own time, beside the least that gRPC needs for as
-// many bytes (minimal_echo.h). One caller over TCP on the loopback device or a unix socket:
+// Measures what a small call costs beyond the engine's own time, beside the least that gRPC needs
+// for as many bytes (minimal_echo.h). One caller over TCP on the loopback device or a unix socket:
 //
 //   4 KiB     4 rows of 256 float32, one key
 //   N = 128   one head, N = 128, D = 64, float32: 96 KiB there, through shared memory too
@@ -117,7 +117,7 @@ void Measure(const std::string& title, const Problem& p, const Servers& at, bool
   Compare(title, ways);
 }
 
-// Of its own so that a profiler can begin and end with it.
+// A function of its own, so that a profiler can begin and end with it.
 __attribute__((noinline)) void CountedCalls(Way& way, int count) {
   for (int n = 0; n < count; ++n) way.TimedCall();
 }

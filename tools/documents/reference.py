@@ -1,9 +1,10 @@
-"""Writes the tables of flags in docs/FLAGS.md and docs/ATTNCTL.md from what programs print for --help: for `./dev docs`.
+"""Writes the tables of reference pages for `./dev docs`: flags in docs/FLAGS.md and docs/ATTNCTL.md from what programs print
+for --help, docs/ERRORS.md and docs/METRICS.md from the lists in the source that programs use.
 
     python3 tools/documents/reference.py [--check]      (needs bazel-bin/server/attnd and bazel-bin/client/attnctl)
 
-A page keeps its prose; the table of flags of a section is replaced. --check writes nothing and exits with 1 where a page is
-not what would be written.
+A page keeps its prose; its tables are replaced. --check writes nothing and exits with 1 where a page is not what would be
+written.
 """
 import os
 import re
@@ -85,12 +86,68 @@ def with_tables(text, header, flags):
     return text
 
 
+# ---- Lists in C++: errors and metrics.
+
+def read(page):
+    with open(os.path.join(ROOT, page), encoding="utf-8") as file:
+        return file.read()
+
+
+def entries(source, array):
+    """The rows of strings of that array; a constant of the file stands for its value."""
+    constants = dict(re.findall(r'absl::string_view (k\w+) = "([^"]*)";', source))
+    body = re.search(rf"\b{array}\[\] = \{{\n(.*?)^\}};", source, re.M | re.S)[1]
+    for row in re.findall(r"\{((?:\"(?:[^\"\\]|\\.)*\"|[^{}\"])*)\}", body):
+        cells = re.findall(r'reason::(k\w+)|((?:"(?:[^"\\]|\\.)*"\s*)+)', row)
+        yield [constants[name] if name else "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', literal)).replace('\\"', '"')
+               for name, literal in cells]
+
+
+def reasons(array="kErrorReasons"):
+    """[code, name, cause, what to do]"""
+    return list(entries(read("proto/attnd/v1/error_reasons.h"), array))
+
+
+def metrics():
+    """[name, type, labels, meaning]"""
+    return list(entries(read("server/metrics/metric_list.cc"), "kMetrics"))
+
+
+def table_rows(lines):
+    """Makes the rows of a table in Markdown, with flags as code."""
+    for cells in lines:
+        words = [re.sub(r"(?<![\w`-])(--[a-z][\w-]*)", r"`\1`", cell).replace("|", "\\|") for cell in cells]
+        yield f"| {' | '.join(words)} |".replace("|  |", "| |")
+
+
+def with_rows(text, header, lines):
+    """The page with these rows below the line of that header."""
+    table = "".join(line + "\n" for line in (header, "|---" * header.count(" | ") + "|---|", *table_rows(lines)))
+    replaced, count = re.subn(rf"^{re.escape(header)}\n(?:\|.*\n)+", lambda _: table, text, count=1, flags=re.M)
+    if not count:
+        raise SystemExit(f"reference.py: no table {header}")
+    return replaced
+
+
+REASONS = "| code | reason | cause | what to do |"
+CLIENT_REASONS = "| code | reason of a client | cause | what to do |"
+METRICS = "| series | type | labels | meaning |"
+
+
+def errors_page(text):
+    return with_rows(with_rows(text, REASONS, reasons()), CLIENT_REASONS, reasons("kClientReasons"))
+
+
+def metrics_page(text):
+    return with_rows(text, METRICS, [[f"`{name}`", *cells] for name, *cells in metrics()])
+
+
 def pages():
     """(path, what it says, what it should)"""
     for page, flags in sections().items():
-        with open(os.path.join(ROOT, page), encoding="utf-8") as file:
-            text = file.read()
-        yield page, text, with_tables(text, HEADER[page], flags)
+        yield page, read(page), with_tables(read(page), HEADER[page], flags)
+    for page, wanted in (("docs/ERRORS.md", errors_page), ("docs/METRICS.md", metrics_page)):
+        yield page, read(page), wanted(read(page))
 
 
 def main(check):

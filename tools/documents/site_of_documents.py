@@ -13,6 +13,7 @@ import sys
 import tempfile
 
 import python_reference
+import wire_reference
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 OWN = os.path.join(ROOT, "tools/documents/mkdocs.yml")
@@ -40,12 +41,8 @@ def shown():
 
 def generated():
     """Pages that the site alone has: {path: text}."""
-    parts = ["# The wire's interface", "Of each field its unit, range, default, and the error if it is violated."]
-    for name in tracked():
-        if re.match(r"proto/attnd/v1/\w+\.proto$", name):
-            with open(os.path.join(ROOT, name), encoding="utf-8") as file:
-                parts += [f"## {os.path.basename(name)}", f"```proto\n{file.read()}```"]
-    return {"docs/python_reference.md": python_reference.page(), "docs/wire_reference.md": "\n\n".join(parts) + "\n"}
+    protos = [os.path.join(ROOT, name) for name in tracked() if re.match(r"proto/attnd/v1/\w+\.proto$", name)]
+    return {"docs/python_reference.md": python_reference.page(), "docs/wire_reference.md": wire_reference.page(protos)}
 
 
 def build(folder, packages):

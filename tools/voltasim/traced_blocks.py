@@ -1,4 +1,4 @@
-"""What the reports on a V100 do with machine code: read it, trace blocks of it, and predict launches from the traces."""
+"""For the reports on a V100: reads machine code, traces blocks of it, and predicts launches from the traces."""
 import tempfile
 
 from voltasim import cubin

@@ -9,7 +9,8 @@ import triton.language as tl
 
 @triton.jit
 def shown(rows, keys, first, table, n, RULE: tl.constexpr, SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Of a tile: rows [M, 1], keys [1, N] from `first` on. SIZE: of a window, half a band, a stride, a block."""
+    """Computes a tile's mask: rows [M, 1], keys [1, N] from `first` on. SIZE: of a window, half a band, a stride, a
+    block."""
     if RULE == "causal":
         visible = keys <= rows
     elif RULE == "window":

@@ -1,4 +1,4 @@
-"""What a launch visits under a mask, and how long that takes from simulated speeds of whole and partial tiles.
+"""Counts what a launch visits under a mask, and predicts its time from simulated speeds of whole and partial tiles.
 
 Masks over N queries and keys (the families that papers on sparse attention measure), by the kernels of listed and of
 small tiles, the faster of which counts: the product chooses by predicted time. A block's work is the tiles that its line
@@ -34,7 +34,7 @@ def families(n):
 
 
 def tiles(mask, rows, keys):
-    """Of each tile, [lines of tiles, tiles of a line]: whether it shows anything, and whether it shows all."""
+    """Says of each tile, [lines of tiles, tiles of a line], whether it shows anything, and whether it shows all."""
     n = len(mask)
     seen = mask.reshape(n // rows, rows, n // keys, keys)
     return seen.any((1, 3)), seen.all((1, 3))
@@ -48,7 +48,7 @@ def visits(mask, rows, keys, by_keys):
 
 
 def cycles(mask, shape, heads, full, partial):
-    """Of a launch, the slowest schedule; `full`, `partial`: Speeds of the listed kernel."""
+    """Predicts the slowest schedule of a launch; `full`, `partial`: Speeds of the listed kernel."""
     tiles, cut = visits(mask, *shape.tile(), shape.backward)
     slowest = 0.0
     for whole, hidden in zip(full.rates, partial.rates):

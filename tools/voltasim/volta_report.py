@@ -38,7 +38,7 @@ SAT_BLOCKS, SAT_LENGTH, SAT_HEADS = {"image": 51, "nature": 39, "news": 81}, 102
 SMS = 80
 VISITS, BLOCKS = (2, 10), 8     # of a block; blocks that follow one another at each place of an SM
 SCORES = ("plain", "bias", "alibi", "softcap", "mask")     # what general scores are asked for; bias in float16
-# What tiles of a mask are; a general kernel's "mask" has partial ones. Partial tiles take their bits from this many bitmaps.
+# Kinds of tiles of a mask; a general kernel's "mask" has partial ones. Partial tiles take their bits from this many bitmaps.
 LISTED, BITMAPS = ("full tiles", "partial tiles"), 8
 PARAMETERS = 0x160          # where kernel parameters start in constant bank 0
 TABLES = 0x1000000          # our ProblemDesc; then its sequence and the tile list
@@ -100,7 +100,7 @@ def write_lists(memory, shape, steps, scores):
 
 
 class Shape:
-    """What a block of a kernel owns and how many steps it makes."""
+    """Says what a block of a kernel owns and how many steps it makes."""
 
     def __init__(self, key):
         words = key.split("_")
@@ -156,7 +156,7 @@ def launch(steps, shape, scores):
 
 
 class Speeds:
-    """Of a kernel and what its scores are: the rates of TracedPredictor.rates under each schedule."""
+    """Keeps, for a kernel and the kind of its scores, the rates of TracedPredictor.rates under each schedule."""
 
     def __init__(self):
         self.predictor, self.rates = None, []

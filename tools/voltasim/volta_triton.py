@@ -41,7 +41,7 @@ class Tiles:
 
 
 class Speeds:
-    """Of a setting and a rule: TracedPredictor.rates of tiles that are whole or partial."""
+    """Keeps, for a setting and a rule, the TracedPredictor.rates of tiles that are whole or partial."""
 
     def __init__(self, head_dim, setting, rule, partial, nvdisasm):
         triton_cubin.stub_torch()

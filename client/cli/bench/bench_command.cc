@@ -166,7 +166,7 @@ std::string CheckExportPath(const std::string& path) {
   return absl::StrCat("expected a name that ends in .json or .csv, got ", path);
 }
 
-// Beside --dtype, --duration and --warmup.
+// Adds the flags of modules, besides --dtype, --duration and --warmup.
 void AddModuleFlags(CLI::App& command, ModuleBenchFlags& flags) {
   CLI::Option* module =
       command.add_option("--module", flags.module,

@@ -6,6 +6,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/cli/bench/module_bench.h"
 #include "client/cli/bench/step_probe.h"
 #include "client/cli/json_text.h"
 #include "client/cli/problem_flags.h"
@@ -14,12 +15,13 @@
 namespace attnd {
 namespace {
 
-// What calls carry of a link, measured at 10 Gbit/s (docs/PERFORMANCE.md).
+// Calls carry this share of a link, measured at 10 Gbit/s (docs/PERFORMANCE.md).
 constexpr double kLinkShare = 0.92;
 
 struct EstimateFlags {
   ProblemFlags options;
   SizeFlags sizes;
+  ModuleBenchFlags module;
   double link_gbit = 0;  // 0: not given; the daemon is asked
   double round_trip_us = 100, remote_tflops = 70, local_tflops = 0;  // 0: not given
   bool no_leases = false;
@@ -35,9 +37,9 @@ struct EstimatedStep {
   double Remote() const { return transfer + compute + latency; }
 };
 
-EstimatedStep StepOf(const Problem& p, const StepRates& rates, const EstimateFlags& flags) {
+EstimatedStep StepOf(const StepWork& work, const StepRates& rates, const EstimateFlags& flags) {
   EstimatedStep step;
-  step.work = WorkOf(p, !flags.no_leases);
+  step.work = work;
   step.rates = rates;
   step.transfer = step.work.bytes * rates.seconds_per_byte;
   step.compute = step.work.flops * rates.seconds_per_flop;
@@ -46,12 +48,14 @@ EstimatedStep StepOf(const Problem& p, const StepRates& rates, const EstimateFla
   return step;
 }
 
+StepRates AssumedRates(const EstimateFlags& flags) {
+  return {.round_trip = flags.round_trip_us * 1e-6,
+          .seconds_per_byte = 8 / (kLinkShare * flags.link_gbit * 1e9),
+          .seconds_per_flop = 1 / (flags.remote_tflops * 1e12)};
+}
+
 absl::StatusOr<StepRates> RatesOf(Session& session, const Problem& p, const EstimateFlags& flags) {
-  if (!flags.is_measured()) {
-    return StepRates{.round_trip = flags.round_trip_us * 1e-6,
-                     .seconds_per_byte = 8 / (kLinkShare * flags.link_gbit * 1e9),
-                     .seconds_per_flop = 1 / (flags.remote_tflops * 1e12)};
-  }
+  if (!flags.is_measured()) return AssumedRates(flags);
   ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
   return ProbeStep(*client, p, !flags.no_leases);
 }
@@ -64,7 +68,7 @@ double LengthThatPays(const Problem& p, const EstimatedStep& step) {
   return static_cast<double>(p.MaxQueryLength()) * step.transfer / (step.local - step.compute);
 }
 
-// What is reached in a second; 0 where it took no time that could be told.
+// Returns how many are done in a second; 0 where one took no time that could be told.
 double PerSecond(double seconds_of_one) { return seconds_of_one > 0 ? 1 / seconds_of_one : 0; }
 
 nlohmann::ordered_json ToJson(const EstimatedStep& step, double length) {
@@ -84,15 +88,28 @@ nlohmann::ordered_json ToJson(const EstimatedStep& step, double length) {
   return json;
 }
 
-void AddRates(const StepRates& rates, Table& table) {
-  table.Add(
-      {"calls carry, measured", absl::StrCat(BytesText(PerSecond(rates.seconds_per_byte)), "/s")});
-  table.Add({"the engine reaches, measured", FlopsText(PerSecond(rates.seconds_per_flop))});
+// Rates are the daemon's and the link's as measured, or those that the flags assume.
+void AddRates(const EstimatedStep& step, const EstimateFlags& flags, Table& table) {
+  const char* how = flags.is_measured() ? "measured" : "assumed";
+  table.Add({absl::StrCat("calls carry, ", how),
+             absl::StrCat(BytesText(PerSecond(step.rates.seconds_per_byte)), "/s")});
+  table.Add({absl::StrCat("the engine reaches, ", how),
+             FlopsText(PerSecond(step.rates.seconds_per_flop))});
+  table.Add({absl::StrCat("the smallest call, ", how), SecondsText(step.rates.round_trip)});
+  if (flags.local_tflops > 0) {
+    table.Add({"this worker reaches, assumed", FlopsText(flags.local_tflops * 1e12)});
+  }
 }
 
-void Print(const EstimatedStep& step, double length, bool is_measured, bool color) {
+// "faster: 3.9 times" or "slower: 12 times".
+std::string GainText(double gain) {
+  return gain >= 1 ? absl::StrCat("faster: ", NumberText(gain), " times")
+                   : absl::StrCat("slower: ", NumberText(1 / gain), " times");
+}
+
+void Print(const EstimatedStep& step, double length, const EstimateFlags& flags, bool color) {
   Table table({"a training step", ""});
-  if (is_measured) AddRates(step.rates, table);
+  AddRates(step, flags, table);
   table.Add({"bytes on the fuller way", BytesText(step.work.bytes)});
   table.Add({"transfer", SecondsText(step.transfer)});
   table.Add({"compute", SecondsText(step.compute)});
@@ -101,24 +118,49 @@ void Print(const EstimatedStep& step, double length, bool is_measured, bool colo
   if (step.local > 0) {
     const double gain = step.local / step.Remote();
     table.Add({"local", SecondsText(step.local)});
-    table.Add({"gain", Cell(NumberText(gain), gain > 1 ? Color::kGreen : Color::kRed)});
+    table.Add({"sending is", Cell(GainText(gain), gain > 1 ? Color::kGreen : Color::kRed)});
   }
   if (length > 0) table.Add({"pays off from length", NumberText(length)});
   table.Print(std::cout, color);
 }
 
+void Tell(const EstimatedStep& step, double length, Session& session, const EstimateFlags& flags) {
+  if (session.json()) {
+    std::cout << JsonText(ToJson(step, length)) << "\n";
+  } else {
+    Print(step, length, flags, session.color());
+  }
+}
+
+void EstimateModule(Session& session, const EstimateFlags& flags) {
+  const absl::StatusOr<StepWork> work = WorkOfModule(flags.module, ElementType::kFloat16);
+  if (!work.ok()) return session.FailUsage(work.status());
+  Tell(StepOf(*work, AssumedRates(flags), flags), 0, session, flags);
+}
+
 void RunEstimate(Session& session, const EstimateFlags& flags) {
+  if (!flags.module.module.empty()) return EstimateModule(session, flags);
   absl::StatusOr<Problem> problem = flags.sizes.MakeProblem(flags.options);
   if (!problem.ok()) return session.FailUsage(problem.status());
   if (!flags.sizes.has_dtype()) problem->element = ElementType::kFloat16;
   const absl::StatusOr<StepRates> rates = RatesOf(session, *problem, flags);
   if (!rates.ok()) return session.Fail(rates.status());
-  const EstimatedStep step = StepOf(*problem, *rates, flags);
-  const double length = LengthThatPays(*problem, step);
-  if (session.json()) {
-    std::cout << JsonText(ToJson(step, length)) << "\n";
-  } else {
-    Print(step, length, flags.is_measured(), session.color());
+  const EstimatedStep step = StepOf(WorkOf(*problem, !flags.no_leases), *rates, flags);
+  Tell(step, LengthThatPays(*problem, step), session, flags);
+}
+
+void AddEstimatedModule(CLI::App& command, CLI::Option* link, ModuleBenchFlags& flags) {
+  CLI::Option* module =
+      command.add_option("--module", flags.module,
+                         "a stack of layers on the daemon, in float16, instead of attention");
+  module->check(CLI::IsMember(BenchedModules()))->needs(link);
+  command.add_option("--rows", flags.rows, "BATCH,LENGTH of a step; the model's if left out")
+      ->needs(module);
+  command.add_option("--layers", flags.layers, "of the module; the model's if left out")
+      ->check(CLI::Range(1, 512))
+      ->needs(module);
+  for (const char* other : {"--shape", "--no-leases"}) {
+    module->excludes(command.get_option(other));
   }
 }
 
@@ -126,7 +168,8 @@ void RunEstimate(Session& session, const EstimateFlags& flags) {
 
 void AddEstimateCommand(CLI::App& app, Session& session) {
   auto flags = std::make_shared<EstimateFlags>();  // shared with the callback, which outlives this
-  CLI::App* command = app.add_subcommand("estimate", "Whether sending a step's attention pays off");
+  CLI::App* command =
+      app.add_subcommand("estimate", "Whether sending a training step's work pays off");
   flags->sizes.AddTo(*command);
   const CLI::Range rates(1e-6, 1e6);
   CLI::Option* link = command->add_option("--link-gbit", flags->link_gbit,
@@ -144,6 +187,7 @@ void AddEstimateCommand(CLI::App& app, Session& session) {
   command->add_option("--local-tflops", flags->local_tflops, "what the worker reaches itself")
       ->check(rates);
   command->add_flag("--no-leases", flags->no_leases, "backward sends every tensor again");
+  AddEstimatedModule(*command, link, flags->module);
   flags->options.AddTo(*command);
   command->footer(
       "Elements are float16 unless --dtype says otherwise; 70 TFLOP/s is a V100's rate as "
@@ -151,6 +195,7 @@ void AddEstimateCommand(CLI::App& app, Session& session) {
       "seconds.\n\nExamples:\n"
       "  attnctl --address gpu7:7070 estimate --shape 8,16,2048,64 --local-tflops 1.4\n"
       "  attnctl estimate --shape 8,16,2048,64 --link-gbit 10 --local-tflops 1.4\n"
+      "  attnctl estimate --module bert-base --rows 32,512 --link-gbit 10 --local-tflops 1.4\n"
       "  attnctl estimate --shape 1,8,16384,64 --causal --link-gbit 1 -o json");
   command->callback([&session, flags] { RunEstimate(session, *flags); });
 }

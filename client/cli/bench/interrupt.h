@@ -1,4 +1,4 @@
-// What a command still does when Ctrl-C ends it.
+// Runs what a command still does when Ctrl-C ends it.
 #pragma once
 
 #include <functional>

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "attention/cost.h"
 #include "attention/random_problem.h"
 #include "base/status_macros.h"
 #include "client/cli/json_text.h"
@@ -18,6 +21,7 @@
 #include "client/modules/module_client.h"
 #include "modules/graph.h"
 #include "modules/known_layers.h"
+#include "modules/plan.h"
 #include "modules/weight_table.h"
 #include "proto/attnd/v1/module_codec.h"
 
@@ -87,6 +91,18 @@ absl::StatusOr<BenchedSizes> SizesOf(const ModuleBenchFlags& flags, ElementType 
   layers.element = element;
   sizes.layout = model.layers(layers);
   return sizes;
+}
+
+// Attention of one layer, forward and backward.
+double AttentionFlops(const AttentionOp& op, const BenchedSizes& sizes) {
+  Problem p = op.options;
+  p.batch = sizes.batch;
+  p.q_len = p.kv_len = sizes.length;
+  p.q_heads = op.q.heads;
+  p.kv_heads = op.k.heads;
+  p.qk_head_dim = op.q.dim;
+  p.v_head_dim = op.v.dim;
+  return Flops(p, Direction::kForward) + Flops(p, Direction::kBackward);
 }
 
 // A registered module and what one step sends it.
@@ -229,6 +245,28 @@ std::vector<std::string> BenchedModules() {
   std::vector<std::string> names;
   for (const BenchedModel& model : Models()) names.push_back(model.name);
   return names;
+}
+
+absl::StatusOr<StepWork> WorkOfModule(const ModuleBenchFlags& flags, ElementType element) {
+  ASSIGN_OR_RETURN(const BenchedSizes sizes, SizesOf(flags, element));
+  ASSIGN_OR_RETURN(const ModuleGraph graph, ModuleGraph::Make(sizes.layout));
+  OptimizerSpec optimizer;
+  optimizer.kind = OptimizerKind::kAdamW;
+  const ModuleLimits limits = {
+      .max_rows = sizes.rows(), .kept_rows = sizes.rows(), .recompute = Recompute::kNone};
+  ASSIGN_OR_RETURN(const ModulePlan plan, MakePlan(graph, WeightTable(graph), optimizer, limits,
+                                                   std::numeric_limits<int64_t>::max()));
+  StepWork work;
+  work.flops = plan.forward_flops + plan.backward_flops;
+  for (int64_t layer = 0; layer < graph.layers(); ++layer) {
+    for (const ModuleOp& op : graph.BlockOf(layer).ops) {
+      const auto* attention = std::get_if<AttentionOp>(&op.kind);
+      if (attention != nullptr) work.flops += AttentionFlops(*attention, sizes);
+    }
+  }
+  // x and dy go there, y and dx come back.
+  work.bytes = 2.0 * static_cast<double>(sizes.rows() * sizes.layout.width * ElementBytes(element));
+  return work;
 }
 
 absl::Status BenchModule(Session& session, const ModuleBenchFlags& flags, ElementType element,

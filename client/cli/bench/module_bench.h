@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "attention/element.h"
+#include "client/cli/bench/step_probe.h"
 #include "client/cli/session.h"
 
 namespace attnd {
@@ -20,6 +22,9 @@ struct ModuleBenchFlags {
 };
 
 std::vector<std::string> BenchedModules();
+
+// Counts what a training step of the module moves and computes. INVALID_ARGUMENT naming the flag.
+absl::StatusOr<StepWork> WorkOfModule(const ModuleBenchFlags& flags, ElementType element);
 
 // Registers the module under a name of its own, trains it with random numbers and releases it.
 // INVALID_ARGUMENT naming the flag, or what the daemon says.

@@ -12,7 +12,7 @@
 
 namespace attnd {
 
-// What moves in a step, in bytes of the fuller way, and what is computed.
+// Counts the bytes that a step moves, those of the fuller way, and its work.
 struct StepWork {
   double bytes = 0, flops = 0;
 };

@@ -37,7 +37,7 @@ double Scores(const Problem& p) {
          static_cast<double>(p.MaxQueryLength() * p.MaxKeyLength());
 }
 
-// What this machine finds, in the form of a daemon's report.
+// Compiles the mask on this machine, and reports as a daemon does.
 absl::StatusOr<MaskReport> CompileHere(const Problem& problem) {
   MaskPlans plans;
   ASSIGN_OR_RETURN(const auto compiled, plans.Get(problem, HostMaskOptions()));

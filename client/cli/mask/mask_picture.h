@@ -14,8 +14,8 @@ namespace attnd {
 
 class MaskPicture {
  public:
-  // Of batch entry 0 and head 0 of a problem with a mask, in at most so many cells; fewer where the
-  // mask is smaller. OUT_OF_RANGE when it takes too long to compile.
+  // Draws batch entry 0 and head 0 of a problem with a mask, in at most so many cells; fewer where
+  // the mask is smaller. OUT_OF_RANGE when it takes too long to compile.
   static absl::StatusOr<MaskPicture> Draw(const Problem& problem, int64_t most_rows,
                                           int64_t most_columns);
 

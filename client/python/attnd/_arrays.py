@@ -81,7 +81,7 @@ def lift(largest: float) -> float:
 
 
 def largest(*arrays: Optional[Array]) -> float:
-    """Of their absolute numbers; NaN where one is."""
+    """The largest of their absolute numbers; NaN where one is."""
     return max([float(np.abs(array).max()) for array in arrays if array is not None and array.size], default=0.0)
 
 

@@ -117,12 +117,12 @@ class Call:
         return Progress(now.shards_done, now.shards_total, now.bytes_sent, now.bytes_received, now.bytes_total)
 
     def result(self) -> Dict[str, Any]:
-        """Of an operation that went well."""
+        """The result of an operation that went well."""
         result: Dict[str, Any] = json.loads(self._library.attnd_call_result_json(self.pointer))
         return result
 
     def receipt(self) -> Receipt:
-        """Of a forward or backward that went well."""
+        """The receipt of a forward or backward that went well."""
         result = self.result()
         result.pop("captured", None)
         if self._traceparent is not None:
@@ -130,7 +130,7 @@ class Call:
         return Receipt(**result)
 
     def error(self) -> AttndError:
-        """Of an operation that has failed."""
+        """The error of an operation that has failed."""
         detail = json.loads(self._library.attnd_call_detail_json(self.pointer))
         message = self._library.attnd_call_message(self.pointer).decode("utf-8", "replace")
         message = re.sub(r"^bearer_token: ", "token: ", message)  # as connect's arguments are called

@@ -58,8 +58,8 @@ class Captured:
 
 @dataclass(frozen=True)
 class Capture:
-    """What Client.forward's `capture` asks for. The forward's results are the same with and without; it takes about
-    half as long again.
+    """Asks Client.forward to capture its attention map, as the argument `capture`. The forward's results are the same with
+    and without; it takes about half as long again.
 
     block: rows and keys of a block of the pooled map. keep: keep the map on the server, at most 4096 rows and keys, for
     the next one's distance and for build_pattern. previous: an earlier result, kept, of this client: the new one has its
@@ -114,7 +114,7 @@ _wished = threading.local()
 
 
 def wished() -> Optional[Capture]:
-    """What the operator's forward shall capture."""
+    """Says what the operator's forward shall capture."""
     wish: Optional[Capture] = getattr(_wished, "wish", None)
     return wish
 
@@ -124,7 +124,7 @@ def note(captured: Optional[Captured]) -> None:
 
 
 def capturing(wish: Capture, call: Callable[[], _T]) -> Tuple[_T, Captured]:
-    """What `call` gives, which makes one forward call in this thread, and that forward's map."""
+    """Runs `call`, which makes one forward call in this thread; returns its result and that forward's map."""
     _wished.wish, _wished.captured = wish, None
     try:
         result = call()

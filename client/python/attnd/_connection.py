@@ -18,7 +18,7 @@ class Connection(NamedTuple):
 
 
 class Connections:
-    """Of one module of attnd, by name. Any thread may call any method."""
+    """Connections of one module of attnd, by name. Any thread may call any method."""
 
     def __init__(self, module: str) -> None:
         self._module = module

@@ -63,7 +63,7 @@ class _Cache:
 
 
 class _Owner:
-    """What an array's memory belongs to: gives it back when the last view of it is gone."""
+    """Owns an array's memory: gives it back when the last view of it is gone."""
 
     def __init__(self, memory: Array, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
         begin = int(memory.__array_interface__["data"][0])

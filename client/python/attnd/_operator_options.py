@@ -48,7 +48,7 @@ class Words(NamedTuple):
         return "|".join(map(str, self))
 
     def contract(self) -> Dict[str, Any]:
-        """What of it are options of Client.forward; tensors come in `precision` already."""
+        """Returns those of them that are options of Client.forward; tensors come in `precision` already."""
         return dict(layout=self.layout, causal=self.causal, align=self.align, zero_rest=self.zero_rest,
                     window=None if self.left is None else (self.left, self.right), accumulate=self.accumulate,
                     offset=self.offset, allow_nondeterministic=self.allow_nondeterministic)
@@ -106,7 +106,7 @@ def layout_of(options: str) -> str:
 
 
 def wire_type(tensor: Tensor, options: str) -> torch.dtype:
-    """What the tensor travels as."""
+    """The type in which the tensor travels."""
     return _PRECISIONS.get(unpack(options).precision or "", tensor.dtype)
 
 

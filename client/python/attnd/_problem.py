@@ -35,7 +35,7 @@ Precision = Literal["f16", "bf16"]
 
 
 class Options(TypedDict, total=False):
-    """What attention is computed; the same for forward and backward. All are optional.
+    """Options of attention; the same for forward and backward. All are optional.
 
     layout: "bhld" [batch, heads, length, dim] (default) or "blhd"; with cu_seqlens "thd" [total length, heads, dim]
         (default then) or "htd".
@@ -168,7 +168,7 @@ class Problem:
 
     @property
     def mask_sizes(self) -> Sizes:
-        """What a mask by description is sized by: the longest sequence's lengths, padding counted."""
+        """Sizes for a mask by description: the longest sequence's lengths, padding counted."""
         if self.cu_seqlens_q is None or self.cu_seqlens_k is None:
             return Sizes(self.batch, self.q_heads, self.q_len, self.kv_len)
         return Sizes(self.batch, self.q_heads, int(np.diff(self.cu_seqlens_q).max()), int(np.diff(self.cu_seqlens_k).max()))
@@ -200,7 +200,7 @@ class Problem:
 
 
 class BackwardInputs(NamedTuple):
-    """What backward needs beside the problem; heads before length."""
+    """Backward needs these beside the problem; heads before length."""
 
     o: Tensor
     lse: Array
@@ -259,7 +259,7 @@ def memo_of(key: Any) -> Dict[str, Any]:
 
 
 def template_key(q: object, k: object, v: object, bias_grad: bool, options: Options) -> Any:
-    """What a Problem follows from but for its numbers; None where an option has numbers of its own."""
+    """Identifies a Problem but for its numbers; None where an option has numbers of its own."""
     if not (type(q) is type(k) is type(v) is np.ndarray):
         return None
     key: List[Any] = [bias_grad]
@@ -365,7 +365,7 @@ _NAMES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What later checks compare with; max_* are the longest sequence's."""
+    """Later checks compare with these; max_* are the longest sequence's."""
 
     batch: int
     q_heads: int

@@ -7,7 +7,7 @@ from typing import Dict
 
 @dataclass(frozen=True)
 class Receipt:
-    """What was done. Times are seconds; `stages` sums each stage over the shards of the call. leased: of a forward,
+    """Says what was done. Times are seconds; `stages` sums each stage over the shards of the call. leased: of a forward,
     shards that are kept on servers; of a backward, shards whose tensors the server had. trace_id: of OpenTelemetry's span
     in which the call was made."""
 

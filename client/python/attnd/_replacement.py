@@ -1,4 +1,4 @@
-"""What attnd.torch.replace() changes in PyTorch and takes back, and what it finds that it cannot change.
+"""attnd.torch.replace(): changes PyTorch, takes that back, and finds what it cannot change.
 
 Changed: the name scaled_dot_product_attention wherever a module has PyTorch's function under it, and the fast path, by
 which nn.MultiheadAttention and nn.TransformerEncoder would pass it by. Warned of, once each: other holders of PyTorch's
@@ -59,7 +59,7 @@ def _modules() -> List[ModuleType]:
 
 
 def _holders(function: object) -> Set[str]:
-    """What else keeps the function: names of modules, functions, and classes whose objects do."""
+    """Finds what else keeps the function: names of modules, functions, and classes whose objects do."""
     found = {f"{module.__name__}.{name}" for module in _modules()
              for name, value in list(vars(module).items()) if value is function and name != _NAME}
     owners = gc.get_referrers(function)

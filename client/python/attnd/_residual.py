@@ -1,4 +1,4 @@
-"""What servers keep of a forward call for its backward."""
+"""Residuals: servers keep tensors of a forward call for its backward."""
 from __future__ import annotations
 
 import ctypes
@@ -29,7 +29,7 @@ class NativeResidual:
 
 
 class Residual:
-    """What servers keep of one forward call (q, k, v, mask, bias, o, lse), so that its backward sends dout alone.
+    """Names what servers keep of one forward call (q, k, v, mask, bias, o, lse), so that its backward sends dout alone.
 
     Client.backward(dout, r) uses that of r, and its long form takes it with the same arrays and options; it may be used
     again, by any thread. Servers may evict it at any time: backward then sends everything, and its result is bitwise the

@@ -141,7 +141,7 @@ def remember(problem: Problem, wire: Wire, packed: Packed) -> None:
 
 
 def address(array: Optional[Array]) -> Optional[int]:
-    """Of the first number; None for None."""
+    """The address of the first number; None for None."""
     if array is None:
         return None
     try:
@@ -187,7 +187,7 @@ def _denominator(problem: Problem) -> int:
 
 
 class ForwardBuffers:
-    """What a forward of the library reads and writes. `finish` gives o in the caller's element, heads first."""
+    """A forward of the library reads and writes these. `finish` gives o in the caller's element, heads first."""
 
     def __init__(self, problem: Problem, callers: Optional[Tensor], return_lse: bool, bias_gradient: bool) -> None:
         self.wire = choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits, callers and callers.bits))
@@ -203,7 +203,7 @@ class ForwardBuffers:
 
 
 class BackwardBuffers:
-    """What a backward of the library reads and writes. wire: the layout; None: the one that copies the fewest bytes."""
+    """A backward of the library reads and writes these. wire: the layout; None: the one that copies the fewest bytes."""
 
     def __init__(self, problem: Problem, inputs: BackwardInputs, callers: Sequence[Optional[Tensor]], bias_gradient: bool,
                  wire: Optional[Wire] = None) -> None:

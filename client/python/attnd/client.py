@@ -126,7 +126,7 @@ class Client:
         self.precision = self.choose_precision(precision)
 
     def choose_precision(self, precision: ConnectPrecision) -> Optional[Precision]:
-        """What connect's argument of that name comes to with these daemons: "f16", "bf16" or None."""
+        """Decides connect's argument of that name for these daemons: "f16", "bf16" or None."""
         if precision is None:
             return None
         _checks.word("precision", precision, ("f16", "bf16", "auto"), 'None, "f16", "bf16" or "auto"')
@@ -253,7 +253,7 @@ class Client:
 
     @brief
     def info(self, index: int = 0, *, timeout: Optional[float] = None) -> ServerInfo:
-        """What the daemon at addresses[index] is and can do."""
+        """Asks the daemon at addresses[index] what it is and can do."""
         index, handle = _checks.integer("index", index, 0, len(self.addresses) - 1), self._handle()
         call = Call(handle.library, CallOptions(timeout))
         try:
@@ -267,7 +267,7 @@ class Client:
     def compile_mask(self, mask: Mask, /, *, rows: int, keys: Optional[int] = None, batch: int = 1, q_heads: int = 1,
                      kv_heads: Optional[int] = None, head_dim: int = 64, index: int = 0, timeout: Optional[float] = None,
                      **options: Unpack[Options]) -> MaskReport:
-        """What the daemon at addresses[index] says of this mask in calls of these sizes: how many scores it shows, by which
+        """Asks the daemon at addresses[index] about this mask in calls of these sizes: how many scores it shows, by which
         kernels and tiles each device runs it and why, its bytes, and how long it took to compile.
 
         The daemon then keeps it for such calls. Not needed: a call that brings its mask does the same.
@@ -498,7 +498,7 @@ def _tls_options(tls: Union[None, bool, str, TLS]) -> Any:
 
 
 def _check_pem(tls: TLS) -> None:
-    """Of files that exist: gRPC's own error for a bad file is that of an unreachable server."""
+    """Checks that the files exist: gRPC's own error for a bad file is that of an unreachable server."""
     import ssl
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:

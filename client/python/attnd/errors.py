@@ -1,4 +1,4 @@
-"""What attnd raises. Each error carries a machine-readable `code`, `reason`, `field` and `metadata`.
+"""attnd raises these errors. Each error carries a machine-readable `code`, `reason`, `field` and `metadata`.
 
 AttndError is the base, and a RuntimeError, as PyTorch's own errors are. Every subclass is also the built-in exception
 that Python programs already catch: a wrong argument is a ValueError (or TypeError), a daemon that cannot be reached a

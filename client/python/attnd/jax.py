@@ -150,7 +150,7 @@ def _check_uncomputed(statics: _Statics, q: Any, k: Any, v: Any, *scores: Any) -
 
 
 class _Statics(NamedTuple):
-    """What is known while tracing."""
+    """Options that are known while tracing."""
 
     scale: Optional[float]
     is_causal: bool

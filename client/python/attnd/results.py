@@ -1,4 +1,4 @@
-"""What Client.forward and Client.backward return."""
+"""Results of Client.forward and Client.backward."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Result:
-    """What has a receipt, which is read from the native call when it is first asked for."""
+    """Has a receipt, which is read from the native call when it is first asked for."""
 
     __slots__ = ("_receipt",)
 
@@ -23,7 +23,7 @@ class _Result:
 
     @property
     def receipt(self) -> Receipt:
-        """What was done, and how long it took."""
+        """Says what was done, and how long it took."""
         if not isinstance(self._receipt, Receipt):
             self._receipt = self._receipt()
         return self._receipt
@@ -36,7 +36,7 @@ class _Result:
 
 
 class ForwardCall(NamedTuple):
-    """What a forward call was given, which its backward needs again."""
+    """Keeps the arguments of a forward call, which its backward needs again."""
 
     q: object
     k: object
@@ -138,7 +138,7 @@ class MaskOnDevice:
 
 @dataclass(frozen=True, repr=False)
 class MaskReport:
-    """What a daemon says of a mask. nnz: how many of `scores` it shows, over all batch entries and heads and before causal,
+    """A daemon's report of a mask. nnz: how many of `scores` it shows, over all batch entries and heads and before causal,
     window and lengths; empty_rows: rows that see nothing of it. bytes_held: by the daemon. id: the mask's name, hexadecimal.
     """
 
@@ -157,7 +157,7 @@ class MaskReport:
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What a server is and can do. boot_epoch changes with each start of its process."""
+    """Says what a server is and can do. boot_epoch changes with each start of its process."""
 
     address: str
     version: str

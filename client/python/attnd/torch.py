@@ -250,7 +250,7 @@ def _diagonal_of(pattern: Options) -> Tuple[Optional[bool], Union[None, int, Ten
 
 
 def _wish(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sink: Optional[Tensor], server: str) -> str:
-    """What servers shall keep tensors for: "" nothing, "keep" a backward, "bias" one that wants the bias's gradient."""
+    """Says what servers shall keep tensors for: "" nothing, "keep" a backward, "bias" one that wants the bias's gradient."""
     if not torch.is_grad_enabled() or not _connections.keeps(server):
         return ""
     if bias is not None and bias.requires_grad:
@@ -309,7 +309,7 @@ def _check_uncomputed(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], m
 
 
 def _zeros(shape: Sequence[int], *inputs: Optional[Tensor]) -> Tensor:
-    """What nothing adds up to; its gradients are zeros too."""
+    """The sum of nothing; its gradients are zeros too."""
     given = [tensor for tensor in inputs if tensor is not None]
     return sum((tensor.flatten()[:0].sum().to(given[0].dtype) for tensor in given), given[0].new_zeros(tuple(shape)))
 
@@ -510,7 +510,7 @@ def _fetch_inputs(transfer: Transfer, wire: torch.dtype, q: Tensor, k: Tensor, v
 
 
 class _Copies(NamedTuple):
-    """Of CUDA tensors, what backward needs of its forward, on the host."""
+    """Keeps on the host what backward needs of a forward of CUDA tensors."""
 
     inputs: _Inputs
     o: Tensor
@@ -534,7 +534,7 @@ def _options(options: str, host: _Inputs, sink: Optional[Tensor], alibi_slopes: 
 
 
 class _Kept(NamedTuple):
-    """What of a forward is there for its backward."""
+    """Keeps what is there of a forward for its backward."""
 
     residual: Residual
     copies: Optional[_Copies]  # of CUDA tensors; no more than the servers hold of them

@@ -256,7 +256,7 @@ def without_training_on(model, settings, data, held):
 # ---- What is shown.
 
 def table(seeds, controls):
-    """Of the runs of each seed, and the accuracies of "without training on"."""
+    """Prints the runs of each seed, and the accuracies of "without training on"."""
     def spread(accuracies):
         deviation = f" ± {np.std(accuracies, ddof=1):.3f}" if len(accuracies) > 1 else ""
         return f"{np.mean(accuracies):.3f}{deviation:8}"

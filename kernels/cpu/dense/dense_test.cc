@@ -126,7 +126,8 @@ class ProductUnderTest {
     b_.Set(BIndex(k, n), number);
     Pack();
   }
-  // Of |sum − what is there|, over what float32 sums and one rounding of the result leave.
+  // Returns |sum − what is there| over the error that float32 sums and one rounding of the result
+  // leave.
   double ErrorRatio() const { return ErrorRatioOf(c.Read()); }
   double ErrorRatioOf(const Numbers& read) const {
     double most = 0;

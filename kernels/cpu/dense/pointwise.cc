@@ -150,7 +150,7 @@ void AddFloats(const float* from, int64_t count, float* to) {
   Map(from, to, count, to, [](FloatVector x, FloatVector y) { return hn::Add(x, y); });
 }
 
-// Of one chunk of columns over one block of rows: stretches of 32 rows, so that no chain is long.
+// Sums one chunk of columns over one block of rows: stretches of 32 rows, so that no chain is long.
 void SumBlock(const ColumnSum& sum, IndexRange rows, IndexRange columns, float* block) {
   constexpr int64_t kStretch = 32;
   std::memset(block, 0, sizeof(Chunk));

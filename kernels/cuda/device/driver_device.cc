@@ -152,8 +152,8 @@ class DriverDevice final : public KernelDevice {
   std::atomic<double> upload_seconds_{0}, kernel_seconds_{0}, download_seconds_{0};
 };
 
-// What a call left behind. It was allocated on the upload stream and is given back there, when no
-// launch that uses it is at work.
+// Holds what a call left behind. It was allocated on the upload stream and is given back there,
+// when no launch that uses it is at work.
 class HeldBlock final : public DeviceMemory {
  public:
   HeldBlock(DriverDevice& device, PoolBlock block) : device_(device), block_(std::move(block)) {
@@ -279,7 +279,7 @@ absl::Status DriverLaunch::BeginUpload() {
   return device_.Seen(Up().Record(slot_->upload_begin));
 }
 
-// What goes up after the first slice is not counted: it is small, and kernels run meanwhile.
+// Bytes that go up after the first slice are not counted: they are few, and kernels run meanwhile.
 absl::Status DriverLaunch::EndUpload() {
   uploading_ = false;
   upload_is_at_work_ = true;
@@ -508,7 +508,8 @@ absl::Status DriverDevice::Start() {
   ASSIGN_OR_RETURN(const int count, driver_->DeviceCount());
   if (options_.ordinal < 0 || options_.ordinal >= count) {
     return absl::FailedPreconditionError(
-        absl::StrCat("device ", options_.ordinal, ": the driver sees ", count, " GPUs"));
+        absl::StrCat("device ", options_.ordinal, ": the driver sees ", count,
+                     " GPUs; name others in --devices, or look at CUDA_VISIBLE_DEVICES"));
   }
   ASSIGN_OR_RETURN(const DeviceIdentity identity, driver_->Identify(options_.ordinal));
   rows_ = KernelRowsOfGpu(identity.major * 10 + identity.minor);

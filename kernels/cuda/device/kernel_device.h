@@ -31,7 +31,7 @@
 
 namespace attnd::cuda {
 
-// What a launch may do with a part of the arena. The emulator holds kernels to it.
+// Says what a launch may do with a part of the arena. The emulator holds kernels to it.
 enum class RegionUse : uint8_t {
   kInput,   // written by the host before the launch; read only
   kZeroed,  // zeros before the launch; read and written
@@ -113,7 +113,7 @@ class KernelDevice {
   virtual ~KernelDevice() = default;
   virtual const BackendInfo& info() const = 0;
   virtual int multiprocessors() const = 0;
-  // Of the kernel table: what calls are made of here.
+  // The kernel table, of which calls are made here.
   virtual const std::vector<KernelRow>& rows() const = 0;
   // As the kernels of this device read it.
   virtual absl::StatusOr<TensorMap> Encode(const RowsBox& box) const = 0;

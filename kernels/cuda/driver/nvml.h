@@ -110,7 +110,7 @@ class Nvml {
   bool initialised_ = false;
 };
 
-// What ListenForXids listens to. One thread.
+// ListenForXids listens to this. One thread.
 class XidEvents {
  public:
   ~XidEvents();

@@ -285,8 +285,8 @@ RowsBox BoxOf(const Problem& p, const Part& part, const ProblemDesc& desc, int m
 
 namespace {
 
-// Of scores whose operands were divided by powers of two. What a float32 cannot hold, no score can:
-// 2^±126 keep what is hidden from becoming NaN.
+// Returns the scale of scores whose operands were divided by powers of two. A number that float32
+// cannot hold is no score: 2^±126 keep what is hidden from becoming NaN.
 double ScaleOf(const Problem& p, const Exponents& exponents) {
   const double own = double{p.ResolvedScale()};
   if (exponents.q + exponents.k == 0 || own == 0) return own;

@@ -28,22 +28,23 @@ struct Part {
   int64_t batch_begin = 0, batches = 0;
   int64_t kv_head_begin = 0, kv_heads = 0;
   Exponents exponents;
-  // Of one batch entry the rows and keys of one residue; absent: all of them. Parts of one entry
+  // Limits the part to the rows and keys of one residue; absent: all of them. Parts of one entry
   // and head stand side by side, residue 0 first, and share their exponents.
   std::optional<ResidueClasses> classes;
   int64_t residue = 0;
 };
 
-// What is not converted: the call itself. What travels as halves, beside float16: its (batch entry
-// or sequence, KV head) pairs, exponents 0; where a bias gradient sums over entries or heads, the
-// call itself again, with common exponents. By classes: each of those of each batch entry.
+// Cuts a call into parts. A call that is not converted is one part. A call that travels as halves,
+// other than of float16, has a part for each (batch entry or sequence, KV head), with exponents 0;
+// where a bias gradient sums over entries or heads it is one part, with common exponents. By
+// classes: a part for each class of each batch entry.
 std::vector<Part> PartsOf(const Problem& problem, int call, Travel travel = Travel::kAsHalves,
                           const std::optional<ResidueClasses>& classes = std::nullopt);
 
-// Of batch entry (sequence) `entry` of the part.
+// Describes batch entry (sequence) `entry` of the part.
 SequenceDesc DescribeSequence(const Problem& problem, const Part& part, int64_t entry);
-// What the sequences' region holds: one for each batch entry or sequence of the call, as the
-// kernels of PartsOf read them.
+// Fills the sequences' region: one for each batch entry or sequence of the call, as the kernels of
+// PartsOf read them.
 std::vector<SequenceDesc> SequencesOf(const Problem& problem, Travel travel = Travel::kAsHalves,
                                       const std::optional<ResidueClasses>& classes = std::nullopt);
 
@@ -52,7 +53,7 @@ int32_t BiasCode(ElementType element);
 
 // `arena` is the arena's device address.
 ProblemDesc Describe(const CallLayout& layout, const Part& part, uint64_t arena);
-// What tensor map `map` (MapOf) of this part says, whose description is `desc`.
+// Describes tensor map `map` (MapOf) of this part, whose description is `desc`.
 RowsBox BoxOf(const Problem& problem, const Part& part, const ProblemDesc& desc, int map,
               int box_rows);
 

@@ -11,7 +11,7 @@
 
 namespace attnd::cuda {
 
-// Of 131,072 keys and 192 queries a tile, as many as run at once on an H100.
+// Holds the decisions for 131,072 keys and 192 queries a tile, as many as run at once on an H100.
 inline constexpr int64_t kMaxDropoutBytes = int64_t{512} << 20;
 // Blocks of an H100. All parts but the last are multiples of so many tiles, so that few blocks idle
 // at their ends: cut elsewhere, forward took 4.7 ms at D 64 and N 16,384, as one part 4.1.
@@ -34,7 +34,7 @@ DropoutParts CutForDropout(const std::vector<int64_t>& visited, const DropoutRou
                            int64_t max_bytes = kMaxDropoutBytes,
                            int64_t tiles_at_once = kDropoutTilesAtOnce);
 
-// What the decisions of a problem take at most, in a launch of any problems: of `tiles` tiles, each
+// Bounds the bytes of a problem's decisions in a launch of any problems: of `tiles` tiles, each
 // visited by rounds of at most `visited` rows (keys) of each of `heads` heads.
 int64_t DropoutBytes(int64_t tiles, int64_t visited, int64_t heads, const DropoutRound& round);
 

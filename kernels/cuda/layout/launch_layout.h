@@ -89,7 +89,7 @@ struct TensorAddresses {
   uint64_t q = 0, k = 0, v = 0, o = 0, lse = 0, d_o = 0, d_q = 0, d_k = 0, d_v = 0;
 };
 void PlaceTensors(CallLayout& layout, const TensorAddresses& addresses, uint64_t arena);
-// What scores are made of, and lse: all that a capture reads.
+// Lays out what scores are made of, and lse: all that a capture reads.
 CallLayout LayOutScores(const Problem& problem, ArenaLayout& arena, Travel travel);
 void LayOutGradients(CallLayout& layout, const DqSums& sums, ArenaLayout& arena);
 // The lists of its mask, of either kind. `mask`: null, or that of a mask by description; what is
@@ -100,8 +100,8 @@ void PlaceMask(CallLayout& layout, int64_t offset);
 // For tensors that were laid out for a memory of their own, which begins `shift` bytes after the
 // arena (or before it).
 void PlaceOutside(CallLayout& layout, int64_t shift);
-// What the problem itself holds: slopes, sink logits, sequences. After the tensors of all calls, so
-// that one copy brings the small things of a launch.
+// Lays out what the problem itself holds: slopes, sink logits, sequences. They come after the
+// tensors of all calls, so that one copy brings the small things of a launch.
 void LayOutConstants(CallLayout& layout, ArenaLayout& arena);
 
 }  // namespace attnd::cuda

@@ -18,7 +18,7 @@ struct CutLine {
   int64_t offset = 0;  // in the arena, of what its runs leave
 };
 
-// What a run leaves of one line, all entries and heads: of forward O and lse, of backward dK and
+// Shapes what a run leaves of one line, all entries and heads: forward O and lse, backward dK and
 // dV, as float32.
 struct RunShape {
   int64_t entries = 0, heads = 0, rows = 0;  // rows (keys) of the line's tile
@@ -29,7 +29,7 @@ struct RunShape {
 RunShape RunShapeOf(const Problem& problem, Direction direction, int64_t entries, int64_t kv_heads,
                     int64_t rows);
 
-// Of the description of a part: that of run n, n < kListRuns, of one of its lines.
+// Makes, from the description of a part, that of run n, n < kListRuns, of one of its lines.
 ProblemDesc DescribeRun(const ProblemDesc& part, const CutLine& line, const RunShape& shape,
                         Direction direction, int32_t n, uint64_t arena);
 

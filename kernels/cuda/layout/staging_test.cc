@@ -1,4 +1,4 @@
-// What callers' rows become on their way to a kernel and back.
+// Callers' rows change on their way to a kernel and back as these tests say.
 #include "kernels/cuda/layout/staging.h"
 
 #include <cmath>
@@ -68,7 +68,7 @@ TEST(Float32, IsTwoHalvesOfAPowerOfTwo) {
       return FloatFromFloat16(halves[static_cast<size_t>(n / 4 * 8 + part * 4 + n % 4)]);
     };
     for (int n = 0; n < 4; ++n) {
-      // What is below float32's normal numbers has been rounded already.
+      // Numbers below float32's normal ones have been rounded already.
       const float exact = std::ldexp(scaled[static_cast<size_t>(n)], -exponent);
       EXPECT_NEAR(std::ldexp(at(n, 0) + at(n, 1), -14), exact,
                   std::max(0x1p-22 * std::fabs(exact), 0x1p-39))

@@ -33,7 +33,7 @@ class HeadGroups {
   }
 
  private:
-  // Of the 50 MB of an H100: room for the next group's, and reads of HBM all the time.
+  // A part of the 50 MB of an H100: room for the next group's, and reads of HBM all the time.
   static constexpr int64_t kBytes = 8 << 20;
   size_t group_ = 0;
   int64_t bytes_ = 0;
@@ -95,7 +95,8 @@ int64_t Visited(Range range, const std::optional<absl::Span<const MaskTile>>& li
   return (first_from(end) - first_from(begin)) * size;
 }
 
-// What a line lists, of run n > 0 of it as RunOf (kernels/rules/mask_words.h) cuts it.
+// Returns the tiles that a line lists, for run n > 0 of it as RunOf (kernels/rules/mask_words.h)
+// cuts it.
 std::optional<absl::Span<const MaskTile>> ListedBy(const MaskLists* lists, int64_t line, int run) {
   if (lists == nullptr) return std::nullopt;
   const absl::Span<const MaskTile> all = lists->Line(line);
@@ -312,7 +313,7 @@ std::vector<TileWork> MaskLineTiles(absl::Span<const CallLayout> layouts,
     const Problem& p = *at.problem;
     if (!p.bool_mask) continue;
     const BroadcastShape& mask = p.bool_mask->shape;
-    // What is shared belongs to the first part.
+    // Shared gradients belong to the first part.
     const bool is_first_entry = part.batch_begin == 0, is_first_head = part.kv_head_begin == 0;
     if ((mask.batch == 1 && !is_first_entry) || (mask.heads == 1 && !is_first_head)) continue;
     const int64_t batches = mask.batch == 1 ? 1 : part.batches;

@@ -6,7 +6,7 @@ GPUS = ["70", "80", "90"]
 SHARDS = {"sample": 2, "rest": 6}
 
 def kernel_choices():
-    """What --define kernels= may say: "sample", "none", a GPU's "80"; programs hold all kernels without it."""
+    """Declares what --define kernels= may say: "sample", "none", a GPU's "80"; programs hold all kernels without it."""
     for choice in ["sample", "none"] + GPUS:
         native.config_setting(name = "kernels_are_" + choice, define_values = {"kernels": choice})
 

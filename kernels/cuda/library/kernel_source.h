@@ -1,4 +1,4 @@
-// What the compiler is given for a row of the kernel table: one translation unit, the name of the
+// Makes the compiler's input for a row of the kernel table: one translation unit, the name of the
 // entry in it, the headers (embedded, so that the daemon can compile without a source tree) and the
 // options. The build-time tool and the run-time compiler use the same. Pure functions.
 #pragma once
@@ -28,7 +28,7 @@ inline constexpr char kThreadsFact[] = "kernel_threads";
 inline constexpr char kSharedFact[] = "kernel_shared_bytes";
 KernelSource SourceOf(const KernelRow& row);
 
-// Besides the target's architecture.
+// Lists the compiler's options, the target's architecture among them.
 std::vector<std::string> CompilerOptions(const std::string& target);
 
 }  // namespace attnd

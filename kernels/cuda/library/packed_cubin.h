@@ -14,7 +14,7 @@
 namespace attnd {
 
 struct Cubin {
-  // What the driver is given: 8-byte aligned, zero after `size`.
+  // The driver is given this: 8-byte aligned, zero after `size`.
   std::vector<uint64_t> image;
   size_t size = 0;  // bytes
 

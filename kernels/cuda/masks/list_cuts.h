@@ -22,7 +22,8 @@ struct ListCuts {
 
 // Whether some line may be cut, whatever the whole mask is.
 bool MayCut(const CompiledMask& own, const MaskTiling& tiling);
-// Of a call whose part of the mask `own` is and for whose `whole` mask the same tiles are listed.
+// Cuts the lists of a call whose part of the mask is `own`, and for whose `whole` mask the same
+// tiles are listed.
 ListCuts CutsOf(const CompiledMask& whole, const CompiledMask& own, const MaskTiling& tiling);
 
 }  // namespace attnd::cuda

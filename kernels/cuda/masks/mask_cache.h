@@ -36,8 +36,8 @@ class HeldMask {
   bool is_filled_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// What a call's mask by description is for its kernels: lists of their tiles, or classes of rows
-// and keys in which nothing is hidden but by a window.
+// A call's mask by description as its kernels read it: lists of their tiles, or classes of rows and
+// keys in which nothing is hidden but by a window.
 struct CallMask {
   std::optional<ResidueClasses> classes;
   std::shared_ptr<const CompiledMask> compiled;  // null: no lists

@@ -1,4 +1,4 @@
-// What stays on a device, for how long, and that it is uploaded once.
+// Tests which masks stay on a device, for how long, and that each is uploaded once.
 #include "kernels/cuda/masks/mask_cache.h"
 
 #include <cstring>

@@ -29,13 +29,14 @@ struct MaskLayout {
 };
 
 MaskLayout LayOutBoolMask(const BroadcastShape& mask, const MaskTiling& tiling);
-// Of a mask compiled with OptionsOf(tiling). 4 bytes a listed tile, 16 a line, and its bitmaps.
+// Lays out a mask compiled with OptionsOf(tiling). 4 bytes a listed tile, 16 a line, and its
+// bitmaps.
 MaskLayout LayOutMask(const CompiledMask& compiled, const Problem& problem,
                       const MaskTiling& tiling);
 // OK, or UNIMPLEMENTED: more bitmaps than a list can number.
 absl::Status CheckMask(const CompiledMask& compiled);
 
-// What stands there, MaskLayout::bytes long.
+// Makes the bytes of that layout, MaskLayout::bytes long.
 std::vector<std::byte> MaskImage(const CompiledMask& compiled, const Problem& problem,
                                  const MaskLayout& layout);
 

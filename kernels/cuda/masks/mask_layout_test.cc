@@ -84,7 +84,7 @@ TEST(MaskLayout, HoldsWhatThePlansSayForEveryTiling) {
   EXPECT_GT(several, 20);
 }
 
-// What may go wrong in an image: of these lists, `lines` of the image's.
+// Defects that an image of these lists may have, with `lines` of the image's.
 struct Planted {
   std::string name;
   std::function<void(TileLists& lists, int64_t lines)> plant;

@@ -14,7 +14,7 @@
 namespace attnd {
 namespace {
 
-// What one thread takes at a time.
+// One thread takes so many at a time.
 constexpr int64_t kSumColumns = 64;
 constexpr int64_t kStepNumbers = int64_t{1} << 16;
 

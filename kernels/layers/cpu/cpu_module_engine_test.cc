@@ -16,7 +16,7 @@
 #include "tests/layers/engine_fixture.h"
 #include "tests/layers/step_comparison.h"
 
-// Of AddressSanitizer and its like, whose heap mallinfo2 does not see.
+// AddressSanitizer and its like have this; mallinfo2 does not see their heap.
 extern "C" size_t __sanitizer_get_current_allocated_bytes() __attribute__((weak));
 
 namespace attnd {

@@ -21,18 +21,18 @@
 namespace attnd {
 namespace {
 
-// Of one launch of a kernel over single numbers.
+// One launch of a kernel over single numbers takes so many at most.
 constexpr int64_t kMostNumbers = int64_t{1} << 30;
 // How much faster than plain ones products on tensor cores are.
 double GainOf(const LayerKernel& kernel) {
   if (kernel.kind == KernelKind::kDenseProduct) return 1;
   return kernel.element == ElementType::kFloat32 ? 3 : 8;
 }
-// Of one launch of a product: about 10 ms of a V100.
+// One launch of a product does so much at most: about 10 ms of a V100.
 constexpr double kPlainFlops = 1e11;
 constexpr int64_t kTurnedRows = int64_t{1} << 15;
 
-// What nobody writes through.
+// Describes a tensor that nobody writes through this.
 DenseTensor TensorOf(const ConstTensor& t) {
   return {const_cast<void*>(t.data), cuda::BiasCode(t.element)};
 }

@@ -11,7 +11,7 @@
 namespace attnd {
 namespace {
 
-// Of one row.
+// Makes the Problem of one row.
 Problem ProblemOfOp(const AttentionOp& op, ElementType element) {
   Problem p = op.options;
   p.batch = p.q_len = p.kv_len = 1;

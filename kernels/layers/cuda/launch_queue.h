@@ -22,7 +22,7 @@ namespace attnd {
 
 struct LayerKernel {
   KernelKind kind;
-  // Of products on tensor cores.
+  // Products on tensor cores have these elements and tiles.
   ElementType element = ElementType::kFloat16;
   bool small = false, wide = false;
 
@@ -37,7 +37,7 @@ class LaunchQueue {
   static constexpr int64_t kStagingBytes = int64_t{4} << 20;
   static constexpr int64_t kTurns = int64_t{1} << 16;
   static constexpr int64_t kBytes = kDescriptorBytes + kStagingBytes + kTurns * 4;
-  // What one Constants or Add may take.
+  // One Constants or Add may take so many.
   static constexpr int64_t kMostConstants = kDescriptorBytes / 4;
 
   // The device outlives the queue.

@@ -11,7 +11,7 @@ namespace {
 
 // Rows of dQ's sums.
 constexpr int64_t kGroupRows = kDqBlockRows;
-// Of a sequence and head: tiles that are not full, the sequence itself.
+// A sequence and head take at most so much besides: tiles that are not full, the sequence itself.
 constexpr int64_t kSequenceHeadBytes = 256;
 
 bool IsWhole(const cuda::RowShape& shape) { return shape.dim % cuda::kChunk == 0; }
@@ -38,7 +38,7 @@ cuda::RowShape ShapeOf(const Problem& p, PaddedRows::Kind kind) {
 ConstTensor Units(const void* data) { return {data, ElementType::kFloat16}; }
 Tensor Units(void* data) { return {data, ElementType::kFloat16}; }
 
-// Of a group's first sequence.
+// The place of a group's first sequence.
 struct Origin {
   int64_t entries = 0, rows = 0, keys = 0;
 };
@@ -53,7 +53,7 @@ const uint8_t* MaskOf(const Problem& whole, const uint8_t* bits, int64_t entries
   return bits + entries * (whole.bool_mask->bytes() / whole.bool_mask->shape.batch);
 }
 
-// Of a [rows, heads, dim] tensor, which kernels read padded.
+// Returns the group's rows of a [rows, heads, dim] tensor, which kernels read padded.
 template <class T>
 T* RowsFrom(T* tensor, const Problem& whole, PaddedRows::Kind kind, const Origin& at) {
   const cuda::RowShape shape = ShapeOf(whole, kind);

@@ -1,4 +1,4 @@
-// What a call of attention needs before the engine can run it where its tensors lie: rows of whole
+// Prepares a call of attention so that the engine can run it where its tensors lie: rows of whole
 // 16 bytes, and groups of sequences whose workspace is bounded by their rows. One call at a time.
 #pragma once
 
@@ -13,8 +13,8 @@
 
 namespace attnd {
 
-// Of all problems with at most the rows and keys of this one sequence: the padded rows, and an
-// arena that any group fits.
+// Bounds the bytes of all problems with at most the rows and keys of this one sequence: the padded
+// rows, and an arena that any group fits.
 int64_t PaddedBytes(const Problem& one_sequence, Direction direction);
 int64_t GroupBytes(const cuda::CudaBackend& engine, const Problem& one_sequence,
                    Direction direction);
@@ -40,9 +40,9 @@ class PaddedRows {
 
   const void* In(const void* tensor, Kind kind);
   void* Out(void* tensor, Kind kind);
-  // What kernels have written, to where it belongs.
+  // Copies what kernels have written to where it belongs.
   void Return();
-  // Of the workspace.
+  // The workspace that is left, and the bytes of it that are used.
   std::byte* next() const { return next_; }
   int64_t used() const { return next_ - begin_; }
 

@@ -7,14 +7,15 @@
 namespace attnd {
 namespace {
 
-// Of a large tile's time. Small: a quarter of its products, for each of which warps of 32 × 32
-// numbers read twice the operands from shared memory. That takes 64 cycles for 16 of the depth, and
-// the tensor cores of an H100 205 for a large tile's. Of float32 both take three times as much.
-// Wide: twice its products in hardly less time than a large one takes (H200: 1.3 of a depth of 768,
-// 1.05 of 4,096), but a large one alone on its multiprocessor takes 1.6 times as long as beside others.
+// A small tile takes this part of a large tile's time: a quarter of its products, for each of which
+// warps of 32 × 32 numbers read twice the operands from shared memory. That takes 64 cycles for 16
+// of the depth, and the tensor cores of an H100 205 for a large tile's. Of float32 both take three
+// times as much. A wide tile has twice a large one's products in hardly more time (H200: 1.3 times
+// of a depth of 768, 1.05 of 4,096), but a large one alone on its multiprocessor takes 1.6 times as
+// long as beside others.
 constexpr double kSmallTileTime = 0.31, kWideTileTime = 0.95;
 
-// Of numbers of which 16 bytes are `chunk`.
+// Checks that rows of numbers, `chunk` of which are 16 bytes, are in whole chunks.
 bool IsInChunks(const void* data, int64_t stride, int64_t chunk) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % chunk == 0 &&
          stride * 16 < kMostProductRowBytes * chunk;

@@ -12,7 +12,7 @@ struct TurnedBuffers {
   std::byte *q = nullptr, *k = nullptr;
 };
 
-// What backward leaves: gradients of the heads as they were gathered, [rows, columns] in the
+// Backward leaves these gradients of the heads as they were gathered, [rows, columns] in the
 // layout's element.
 struct HeadGradients {
   std::byte *q = nullptr, *k = nullptr, *v = nullptr;

@@ -24,8 +24,8 @@ absl::Status Stopped(const std::stop_token& stop) {
 absl::StatusOr<EnginePlan> ExecutorInstance::Plan(const ModuleDescription& module,
                                                   const ModuleLimits& limits, int64_t budget,
                                                   const ModuleDevice& device) {
-  // What recomputation saves leaves the device's own bytes as they are, or nearly: a plan for what
-  // is left of the budget, until both fit.
+  // Recomputation saves memory but leaves the device's own bytes as they are, or nearly: plan for
+  // what is left of the budget, until both fit.
   EnginePlan plan;
   for (int64_t left = budget;;) {
     ASSIGN_OR_RETURN(plan.plan,
@@ -82,7 +82,8 @@ void* ExecutorInstance::Place(int64_t entry, TensorRole role) const {
 absl::StatusOr<ElementType> ExecutorInstance::ElementOf(int64_t entry, TensorRole role) const {
   ASSIGN_OR_RETURN(const ElementType element, ElementOfRole(*module_, entry, role));
   if (role == TensorRole::kWeight || limits_.kept_rows > 0) return element;
-  return absl::NotFoundError("limits.kept_rows is 0: the module is not trained");
+  return absl::NotFoundError(
+      "limits.kept_rows is 0: the module is not trained; register it with kept_rows");
 }
 
 absl::Status ExecutorInstance::Put(int64_t entry, TensorRole role, ElementType element,
@@ -276,7 +277,7 @@ LayerValues ExecutorInstance::KeptValuesOf(int64_t layer, const Kept& kept) cons
   return values;
 }
 
-// Of the input of `layer`; of the last one's output with Layers().
+// Returns the gradient of the input of `layer`; with Layers() of the last one's output.
 Tensor ExecutorInstance::GradientBoundary(int64_t layer) const { return InputOf(layer, nullptr); }
 
 absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bool adds,

@@ -105,7 +105,7 @@ int64_t StatisticsBytes(const ModuleGraph& graph, const RowCounts& rows) {
   return vectors * static_cast<int64_t>(sizeof(NormStatistics));
 }
 
-// Of a layer's buffers, in any direction that the plan runs.
+// Counts the bytes of a layer's buffers, in any direction that the plan runs.
 int64_t LayerBytes(const ModuleGraph& graph, const ModulePlan& plan, const ModuleLimits& limits) {
   const RowCounts rows = {limits.max_rows, limits.max_memory_rows};
   int64_t most = 0;

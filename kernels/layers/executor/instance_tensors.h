@@ -74,7 +74,7 @@ class InstanceTensors {
   ModuleDevice& device_;
 };
 
-// What both directions of a call read.
+// Both directions of a call read these.
 struct InstanceCall {
   CallRows rows;
   CallDropout dropout;

@@ -147,8 +147,8 @@ class ModuleDevice {
   };
   virtual absl::Status SquaredNorms(absl::Span<const Gradients> ranges,
                                     absl::Span<double> norms) = 0;
-  // What a step does to one weight: beside its numbers, Pack of its matrix, if it is one, and its
-  // gradient set to 0.
+  // One weight's step: beside its numbers, Pack of its matrix, if it is one, and its gradient set
+  // to 0.
   struct WeightStep {
     EntryStep step;
     float* gradient = nullptr;

@@ -7,7 +7,7 @@
 namespace attnd {
 namespace {
 
-// Of the share of their room that devices give: to 1/64.
+// The share of their room that devices give is found to 1/64.
 constexpr int kHalvings = 6;
 
 void AddTo(EnginePlan& sum, const EnginePlan& range) {
@@ -23,7 +23,7 @@ void AddTo(EnginePlan& sum, const EnginePlan& range) {
   sum.engine_bytes += range.engine_bytes;
 }
 
-// What layers compute again decides how many fit a device.
+// The layers that are computed again decide how many fit a device.
 std::vector<ModuleLimits> WaysToRecompute(const ModuleLimits& limits) {
   if (limits.recompute.has_value() || limits.kept_rows == 0) return {limits};
   std::vector<ModuleLimits> ways;

@@ -21,7 +21,7 @@ std::shared_ptr<const ModuleDescription> SliceOf(const ModuleDescription& module
 // The first of the table's entries that is of `layer` or a later one.
 int64_t FirstEntry(const WeightTable& table, int64_t layer);
 
-// Of host memory, for what passes from range to range.
+// Counts the host memory for what passes from range to range.
 int64_t BorderBytes(const ModuleGraph& graph, const ModuleLimits& limits);
 
 class LayerPlacement {
@@ -53,7 +53,8 @@ class LayerPlacement {
   const std::vector<int>* GroupOf(int64_t device) const;
   absl::StatusOr<EnginePlan> PlanOf(const Range& range, const ModuleLimits& limits,
                                     int64_t room) const;
-  // Of the ways to recompute, the least for which `choose` finds ranges that fit together.
+  // Finds, among the ways to recompute, the least for which `choose` finds ranges that fit
+  // together.
   std::optional<EnginePlan> Place(
       const std::function<std::optional<Ranges>(const ModuleLimits&)>& choose) const;
   // As many layers on each device as fit into `share` of its room, one device after the other.

@@ -176,7 +176,7 @@ class Placement : public testing::Test {
     }
     return {Value(ModuleGraph::Make(std::move(layout))), AdamW()};
   }
-  // Of `count` of its layers, on one device.
+  // Counts the bytes of `count` of its layers, on one device.
   int64_t BytesOfLayers(int64_t count, std::optional<Recompute> recompute) const {
     ModuleLimits limits = limits_;
     limits.recompute = recompute;

@@ -53,7 +53,7 @@ class PipelineInstance : public ModuleInstance {
   // Layers of `all` that `range` has, counted from its first. Empty: none.
   static LayerRange Part(const Range& range, LayerRange all);
   const Range& RangeOf(int64_t entry) const;
-  // What passes the border before `range`: its x, or dx.
+  // The tensor that passes the border before `range`: its x, or dx.
   absl::Span<std::byte> Border(size_t range, int64_t rows);
   void Drop(const std::vector<ActivationId>& of_ranges);
 

@@ -16,7 +16,8 @@ inline constexpr int64_t kLargeChunkBytes = (int64_t{4} << 20) - (int64_t{64} <<
 
 // A whole message with the header's bytes.
 std::string FrameHeader(const std::string& header);
-// What comes before `data_bytes` of the payload with this field number, from its byte `offset` on.
+// Makes the bytes that stand before `data_bytes` of the payload with this field number, from its
+// byte `offset` on.
 std::string ChunkPrefix(int field, int64_t offset, int64_t data_bytes);
 
 }  // namespace attnd

@@ -44,7 +44,7 @@ absl::StatusOr<std::vector<uint32_t>> DecodeArray(const v1::MaskArray& wire, Mas
   return NumbersOf(wire.data(), width);
 }
 
-// Of a list of bytes, which lies in the message or in `data`.
+// Reads a list of bytes, which lies in the message or in `data`.
 std::vector<uint8_t> DecodeBytes(const std::string& wire, uint64_t bytes, MaskDataReader& data) {
   const absl::string_view list = bytes > 0 ? data.Next(bytes) : absl::string_view(wire);
   return {list.begin(), list.end()};

@@ -17,7 +17,8 @@ struct PooledMap {
   int64_t blocks = 0;
 };
 
-// What the request itself brings. InvalidArgument "pooled: expected ..., got ..."
+// Reads the pooled map that the request itself brings. InvalidArgument "pooled: expected ..., got
+// ..."
 absl::StatusOr<PooledMap> DecodePooled(const v1::BuildPatternRequest& request);
 
 // The request's rule on a map. InvalidArgument "field: expected ..., got ...".

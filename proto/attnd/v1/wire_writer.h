@@ -41,7 +41,7 @@ class WireWriter {
     out_.append(text.data(), text.size());
   }
 
-  // What stands before the `bytes` bytes of a field that comes from elsewhere.
+  // Writes what stands before the `bytes` bytes of a field that comes from elsewhere.
   void Length(int field, uint64_t bytes) {
     Tag(field, WireType::kLengthDelimited);
     Varint(bytes);

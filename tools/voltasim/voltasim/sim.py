@@ -142,7 +142,7 @@ class Warp:
 
 
 class Track:
-    """What one role of a CTA's warps executes: its path, the code index of each step, its loop header."""
+    """Describes what one role of a CTA's warps executes: its path, the code index of each step, its loop header."""
 
     def __init__(self, path, header, num_instrs):
         self.path, self.header = path, header

@@ -201,7 +201,7 @@ def from_block_mask(block_mask: Any) -> Mask:
 
 def from_mask_mod(mask_mod: Any, rows: int, keys: int, *, batch: Optional[int] = None, heads: Optional[int] = None,
                   device: Any = "cpu") -> Mask:
-    """What FlexAttention's mask_mod(b, h, q, kv) shows; batch, heads: how many there are, where it depends on them.
+    """The mask that FlexAttention's mask_mod(b, h, q, kv) shows; batch, heads: how many there are, where it depends on them.
 
     It is called here, on tensors of `device`. Comparisons of q and kv, of their quotients and remainders by constants, and
     of integers that captured tensors have for them become closed forms, compared with mask_mod at 4096 scores. Any other

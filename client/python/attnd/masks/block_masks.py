@@ -75,7 +75,7 @@ def described_block_mask(block_mask: Any, scores: Tuple[int, int, int, int]) -> 
 
 
 def _check_alike(block_mask: BlockMask, scores: Tuple[int, int, int, int]) -> None:
-    """What says B = 1 or H = 1 is one mask for all: at random points, mask_mod must say so too."""
+    """Checks that B = 1 or H = 1 is one mask for all: at random points, mask_mod must say so too."""
     batch, heads = [1 if got > 1 else count for got, count in zip(block_mask.kv_num_blocks.shape[:2], scores)]
     if batch == heads == 1:
         return

@@ -1,5 +1,5 @@
-"""What a mask shows, in NumPy and from each kind's definition: for people, for computation here, and as the tests' oracle
-of the C++ library, with which it shares nothing."""
+"""Computes what a mask shows, in NumPy and from each kind's definition: for people, for computation here, and as the tests'
+oracle of the C++ library, with which it shares nothing."""
 from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
@@ -166,7 +166,7 @@ def _fold(combine: Any, empty: bool, masks: Tuple[Mask, ...], at: _Place) -> Arr
 
 
 def _shows_relation(mask: Mask, at: _Place) -> Array:
-    """Of query positions and keys."""
+    """Computes a relation of query positions and keys."""
     query, key = at.query, at.key
     if isinstance(mask, All):
         return np.ones((1, 1), np.bool_)
@@ -215,7 +215,7 @@ def _of_batch(numbers: Array, batch: int) -> int:
 
 
 def _shows_list(mask: Mask, at: _Place) -> Array:
-    """Of rows and keys."""
+    """Computes a list of rows and keys."""
     row, key = at.row[:, 0], at.key[0]
     if isinstance(mask, Blocks):
         return _shows_blocks(mask, row, key)

@@ -30,7 +30,7 @@ Function = Callable[..., Any]
 
 
 class Shape(NamedTuple):
-    """Of a mask; row i is query position i + q_offset, key j position j + kv_offset."""
+    """The shape of a mask; row i is query position i + q_offset, key j position j + kv_offset."""
 
     batch: int
     q_length: int
@@ -107,7 +107,7 @@ def model_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0
                mask_function: Optional[Function] = None, attention_mask: Optional[Tensor] = None,
                allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False, device: Any = "cpu",
                **others: Any) -> Optional[Tensor]:
-    """What AttentionMaskInterface calls; arguments and results as of transformers.masking_utils.sdpa_mask."""
+    """AttentionMaskInterface calls this; arguments and results as of transformers.masking_utils.sdpa_mask."""
     given = dict(others, batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
                  kv_offset=kv_offset, attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip,
                  allow_is_bidirectional_skip=allow_is_bidirectional_skip, device=device)
@@ -142,7 +142,7 @@ _checked: Set[Any] = set()
 
 
 def describe(function: Function, attention_mask: Optional[Tensor], shape: Shape) -> Optional[Description]:
-    """What the function shows of these rows and keys, if it is known."""
+    """Describes what the function shows of these rows and keys, if it is known."""
     names: List[str] = []
     mask = _mask_of(function, _Search(shape, names))
     kind = (tuple(names), shape.q_length == 1, shape.q_length == shape.kv_length, shape.q_offset > 0, shape.kv_offset > 0)
@@ -178,8 +178,8 @@ def _keys(attention_mask: Tensor, shape: Shape) -> Tensor:
 # ---- Each function by its name.
 
 class _Search(NamedTuple):
-    """What is known where a function is met. names: of what has been met. sequences: of each position its packed sequence,
-    [batch, length], where only pairs of one sequence count; None: all count."""
+    """Knowledge at the place where a function is met. names: of what has been met. sequences: each position's packed
+    sequence, [batch, length], where only pairs of one sequence count; None: all count."""
 
     shape: Shape
     names: List[str]

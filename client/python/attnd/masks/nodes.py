@@ -47,7 +47,7 @@ class Mask:
     __rand__, __ror__ = __and__, __or__
 
     def __invert__(self) -> Mask:
-        """What it hides of the rows and keys that exist."""
+        """The mask of what this one hides, among the rows and keys that exist."""
         return on_each(lambda mask: mask.of if isinstance(mask, Not) else Not(mask), self)
 
     def __bool__(self) -> NoReturn:
@@ -151,7 +151,7 @@ def combine(kind: Type[Any], one: Mask, other: object) -> Mask:
 
 
 def pick(grid: Sequence[Sequence[_T]], b: int, h: int) -> _T:
-    """Of [batch or 1][heads or 1]."""
+    """Picks an entry of [batch or 1][heads or 1]."""
     row = grid[b if len(grid) > 1 else 0]
     return row[h if len(row) > 1 else 0]
 

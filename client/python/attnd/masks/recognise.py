@@ -198,7 +198,7 @@ class Classified(NamedTuple):
 
 
 def classify(bits: Array, keys: int) -> Classified:
-    """Of uint8 [rows, bytes], little-endian in each byte; bits beyond `keys` are 0."""
+    """Classifies uint8 [rows, bytes], little-endian in each byte; bits beyond `keys` are 0."""
     rows = len(bits)
     words = np.pad(bits, [(0, 0), (0, -bits.shape[1] % 8)]).view("<u8")
     beyond = np.packbits(np.arange(words.shape[1] * BLOCK) >= keys, bitorder="little").view("<u8")
@@ -212,7 +212,7 @@ def classify(bits: Array, keys: int) -> Classified:
 
 
 def block_list(parts: Iterable[Classified], rows: int, keys: int) -> Blocks:
-    """Of consecutive rows of blocks."""
+    """Joins consecutive rows of blocks."""
     seen, partial, bits = [np.concatenate(arrays) for arrays in zip(*parts)]
     starts = np.concatenate([[0], np.cumsum(seen.sum(1))]).astype(np.int32)
     common = (BLOCK, BLOCK, seen.shape[1], Numbers(starts), Numbers(np.nonzero(seen)[1].astype(np.int32)))
@@ -308,7 +308,7 @@ def smallest(rows: int, keys: int, row: Array, key: Array) -> Mask:
 
 
 def _intervals(rows: int, keys: int, most: int, row: Array, begin: Array, end: Array) -> Mask:
-    """Of runs in ascending order, at most `most` in a row."""
+    """Makes intervals of runs in ascending order, at most `most` in a row."""
     counts = np.bincount(row, minlength=rows)
     place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     begins, ends = np.zeros((rows, most), np.int32), np.zeros((rows, most), np.int32)

@@ -1,4 +1,4 @@
-"""What a mask says of its own size, against the problem's: which rows and keys it has as a whole, and which batches and
+"""Compares a mask's own size with the problem's: which rows and keys it has as a whole, and which batches and
 heads it fits. What is wrong raises InvalidArgument here, before a byte is sent."""
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .values import MAX_LENGTH
 
 
 class Sizes(NamedTuple):
-    """Of a problem: batch entries or packed sequences, and of these the longest one's rows and keys."""
+    """The sizes of a problem: batch entries or packed sequences, and the longest one's rows and keys."""
 
     batch: int
     q_heads: int
@@ -32,7 +32,7 @@ class Whole(NamedTuple):
 
 
 class _Bound(NamedTuple):
-    """What one part says: field and the sizes that it fits, low..high."""
+    """One part's bound: field and the sizes that it fits, low..high."""
 
     field: str
     low: int
@@ -90,7 +90,7 @@ def _bounds(part: Mask, what: str) -> Iterator[_Bound]:
 
 
 def _exactly(part: Mask, rows: bool) -> Tuple[str, int]:
-    """Of lists with an entry for each row or key; "" of others."""
+    """The bound of lists with an entry for each row or key; "" of others."""
     if isinstance(part, Groups):
         array = part.row.array if rows else part.key.array
         return f"groups {'row' if rows else 'key'}_ids", array.shape[-1]
@@ -106,7 +106,7 @@ def _exactly(part: Mask, rows: bool) -> Tuple[str, int]:
 
 
 def _check_count(mask: Mask, what: str, count: int) -> None:
-    """Of parts that differ by batch entry or head: as many as the problem has."""
+    """Checks that parts which differ by batch entry or head are as many as the problem has."""
     for part in walk(mask):
         field, got = _count(part, what)
         if got not in (1, count):

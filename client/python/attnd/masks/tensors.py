@@ -29,8 +29,8 @@ class Options(NamedTuple):
 
 
 class _Known:
-    """What a tensor was found to say. options: None where none say it; described: the mask that they describe, as Rows
-    compare it. blocks: None where bits are as good. The versions are torch's counts of changes when each was read, -1:
+    """Remembers what a tensor was found to say. options: None where none say it; described: the mask that they describe, as
+    Rows compare it. blocks: None where bits are as good. The versions are torch's counts of changes when each was read, -1:
     unknown."""
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ class _Watched(Tensor):
 
 
 def _refuse_dependence(mask_mod: Callable[..., Any], counts: Dict[str, Optional[int]], device: Any) -> None:
-    """Of a mask_mod that reads the batch entry or the head, of which the caller has not said how many there are."""
+    """Refuses a mask_mod that reads the batch entry or the head where the caller has not said how many there are."""
     zeros = [torch.zeros((), dtype=torch.int64, device=device) for _ in range(4)]
     watched = {name: zero.as_subclass(_Watched) for name, zero in zip(counts, zeros)}
     try:
@@ -89,7 +89,7 @@ def _one(mask_mod: Callable[..., Any], b: Tensor, h: Tensor, sizes: Sizes) -> Ma
 
 
 def trace(mask_mod: Callable[..., Any], b: Tensor, h: Tensor) -> Optional[Mask]:
-    """What it says of one batch entry and head, rows and queries being the same; None: no kind of mask says it."""
+    """Traces it for one batch entry and head, rows and queries being the same; None: no kind of mask says it."""
     try:
         found = _truth(mask_mod(b, h, _Sum({("q",): 1}), _Sum({("k",): 1})))
     except Exception:  # noqa: BLE001  whatever a function does with what is no tensor
@@ -115,7 +115,7 @@ def _agrees(mask_mod: Callable[..., Any], b: Tensor, h: Tensor, found: Mask, siz
 
 
 def _call(mask_mod: Callable[..., Any], b: Tensor, h: Tensor, row: Array, key: Array) -> Array:
-    """Of scores one by one, as flex_attention calls it."""
+    """Calls it with scores one by one, as flex_attention does."""
     q, k = torch.from_numpy(row).to(b.device), torch.from_numpy(key).to(b.device)
     found = torch.vmap(mask_mod, in_dims=(None, None, 0, 0))(b, h, q, k)
     if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != q.shape:
@@ -137,7 +137,7 @@ def _evaluate(mask_mod: Callable[..., Any], b: Tensor, h: Tensor, sizes: Sizes) 
 # ---- Symbols.
 
 class _Symbol:
-    """What functions of torch and Python's operators see in a number's or a truth's place."""
+    """Stands for a number or a truth in functions of torch and Python's operators."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""What masks consist of: arrays of integers as values, their limits, and what they must say of each other."""
+"""Masks consist of these: arrays of integers as values, their limits, and what they must say of each other."""
 from __future__ import annotations
 
 from typing import Any

@@ -8,7 +8,7 @@
     h.step(lr=3e-4)
     weights = h.get()
 
-Each call counts once, however often it is tried; after a restart of the daemon the calls that it no longer knows are
+A retried call is never applied twice; after a restart of the daemon the calls that it no longer knows are
 replayed, bit for bit. attnd.torch.offload does all this for PyTorch's modules.
 """
 from .layout import Block, Heads, Layout, Parameter, Rotary

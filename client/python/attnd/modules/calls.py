@@ -52,7 +52,7 @@ class StackCall(NamedTuple):
         return y[0] if self.unbatched else y if self.batch_first else y.transpose(0, 1).contiguous()
 
     def give(self, y: Tensor) -> Any:
-        """What leave gave, as the layer's class returns it."""
+        """Returns what `leave` gave, as the layer's class returns it."""
         if self.nested:
             return torch.nested.nested_tensor_from_jagged(y[0], self.cu_seqlens)
         if self.sizes is not None:
@@ -240,7 +240,7 @@ def _positions(ids: Optional[Tensor], x: Tensor) -> Optional[List[int]]:
 
 
 def _with_model_mask(call: StackCall, mask: Tensor, layers: Sequence[Described]) -> StackCall:
-    """What of the mask the layout does not say already: the keys that exist, or all of it."""
+    """Adds what the layout does not say of the mask already: the keys that exist, or all of it."""
     length = call.x.shape[1]
     if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
         raise Unimplemented("attention_mask: expected a tensor of 4 dimensions, which attn_implementation sdpa and eager "

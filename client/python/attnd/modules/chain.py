@@ -50,7 +50,7 @@ class Seed:
 
 
 class Chain:
-    """What calls that extend each other have in common."""
+    """Calls that extend each other share one chain."""
 
     def __init__(self, stack: RemoteStack, first: int, module: Module, versions: Any, call: StackCall,
                  arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> None:

@@ -14,12 +14,12 @@ from .parameters import called
 
 __all__ = ["Deferred"]
 
-# What reaches for the numbers past the dispatcher, where a tensor without storage has none.
+# These reach for the numbers past the dispatcher, where a tensor without storage has none.
 _OF_STORAGE = frozenset("""
     numpy tolist __array__ data_ptr storage untyped_storage _typed_storage share_memory_ __dlpack__ __dlpack_device__
     __deepcopy__ __reduce_ex__ __repr__ __str__
 """.split())
-# What looks at the gradient that comes to this tensor.
+# These look at the gradient that comes to this tensor.
 _OF_GRADIENT = frozenset("""
     register_hook retain_grad register_post_accumulate_grad_hook grad_fn _backward_hooks retains_grad
 """.split())

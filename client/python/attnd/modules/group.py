@@ -72,7 +72,7 @@ class Ranks:
 
 
 class Needs(NamedTuple):
-    """Of a module's registration, what ranks may differ in: the largest of all is taken."""
+    """Ranks may differ in this part of a module's registration: the largest of all is taken."""
 
     max_rows: int
     kept_rows: int
@@ -113,7 +113,7 @@ class GroupModule(Module):
         return super().backward(dy, activations, **_patient(options))
 
     def parameter_stats(self, *, all_norms: bool = False, timeout: Optional[float] = None) -> List[GradientNorms]:
-        """Of the mean over ranks, once all ranks' micro-batches are there."""
+        """Norms of the mean over ranks, once all ranks' micro-batches are there."""
         size = self._ranks.size
         found = super().parameter_stats(all_norms=all_norms, timeout=timeout or _PATIENCE)
         return [GradientNorms(one.squared / (size * size), one.sum / size, one.largest / size) for one in found]

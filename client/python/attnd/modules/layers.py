@@ -18,7 +18,7 @@ __all__ = ["Described", "Describer", "Maker", "Variant", "refuse", "torch_descri
 
 
 class Variant(NamedTuple):
-    """What of a layout depends on how the stack is called."""
+    """The part of a layout that depends on how the stack is called."""
 
     causal: bool = False
     dropout: str = "all"  # "none": eval(), though gradients are wanted; "own": of modules that are in train() alone

@@ -200,7 +200,7 @@ class Layout:
 
     @property
     def parameters(self) -> List[Parameter]:
-        """Of all layers, in the order that the server counts them."""
+        """Parameters of all layers, in the order in which the server counts them."""
         return [Parameter(layer.prefix + name, shape, n not in layer.frozen) for layer in self.layers
                 for n, (name, shape) in enumerate(layer.block.parameters)]
 

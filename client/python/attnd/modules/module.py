@@ -59,7 +59,7 @@ Optimizer = Union[None, AdamW, SGD]
 
 
 class Registration(NamedTuple):
-    """What a module is registered with: the same again gives the same module."""
+    """A module is registered with this: the same again gives the same module."""
 
     layout: Layout
     name: str
@@ -84,14 +84,14 @@ class Registration(NamedTuple):
 
 
 class GroupRates(NamedTuple):
-    """Of one group of parameters, for one step."""
+    """Rates of one group of parameters, for one step."""
 
     lr: float
     weight_decay: float = 0.0
 
 
 class StepValues(NamedTuple):
-    """What a step of the optimizer depends on: fields of AdamW or of SGD, and rates. Others are not looked at."""
+    """A step of the optimizer depends on these: fields of AdamW or of SGD, and rates. Others are not looked at."""
 
     lr: float
     weight_decay: float = 0.0
@@ -110,7 +110,7 @@ class StepValues(NamedTuple):
 
 
 class ParameterStep(NamedTuple):
-    """Of one parameter. step: its own t, this step included; 0: neither it nor its moments change."""
+    """One parameter's step. step: its own t, this step included; 0: neither it nor its moments change."""
 
     values: int = 0  # index
     step: int = 0
@@ -122,7 +122,7 @@ class ParameterStep(NamedTuple):
 
 
 class GradientNorms(NamedTuple):
-    """Of one parameter's gradient. sum and largest are of its absolute numbers, 0 where they were not asked for."""
+    """Norms of one parameter's gradient. sum and largest are of its absolute numbers, 0 where they were not asked for."""
 
     squared: float
     sum: float
@@ -141,7 +141,7 @@ class StepResult(NamedTuple):
 
 
 class Activations:
-    """What a forward left on the daemon for its backward. Given back with the last reference."""
+    """Names what a forward left on the daemon for its backward. Given back with the last reference."""
 
     def __init__(self, module: _Native, shape: Tuple[int, ...], memory: Optional[Array] = None) -> None:
         self.pointer, self.shape, self._module = ctypes.c_void_p(), shape, module
@@ -299,7 +299,7 @@ class Module:
         return float(found["squared_norm"]), bool(found["finite"])
 
     def parameter_stats(self, *, all_norms: bool = False, timeout: Optional[float] = None) -> List[GradientNorms]:
-        """Of each of the layout's parameters in their order."""
+        """Norms of each of the layout's parameters, in their order."""
         found = self._run("attnd_module_parameter_stats", int(all_norms), timeout=timeout).result()
         return [GradientNorms(float(one["squared_norm"]), float(one["sum"]), float(one["largest"]))
                 for one in found["parameter"]]
@@ -389,7 +389,7 @@ class Module:
         return found
 
     def status(self, *, timeout: Optional[float] = None) -> Dict[str, Any]:
-        """What the daemon says of it, with the names of attnd.v1.ModuleStatus."""
+        """Asks the daemon about it; the names are those of attnd.v1.ModuleStatus."""
         return self._run("attnd_module_status", timeout=timeout).result()
 
     def release(self, *, timeout: Optional[float] = None) -> None:

@@ -52,7 +52,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     @property
     def spec(self) -> Union[AdamW, SGD]:
-        """What a module needs for all of its groups with remote parameters."""
+        """The optimizer that a module needs for all of its groups with remote parameters."""
         specs = [_spec_of(self._kind, group) for group in self.param_groups if any(map(stack_of, group["params"]))]
         return max(specs or [_spec_of(self._kind, self.defaults)], key=lambda spec: len(spec.moments))
 
@@ -121,7 +121,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return {**packed, "state": dict(sorted(state.items()))}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Of this class, or of the optimizer alone over a model that was never offloaded."""
+        """Loads a state of this class, or of the optimizer alone over a model that was never offloaded."""
         listed = self._listed()
         local = {number: value for number, value in state_dict["state"].items() if stack_of(listed[number]) is None}
         type(self._inner).load_state_dict(self._inner, {**state_dict, "state": local})
@@ -161,7 +161,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             stack.claim(self, self.spec, names)
 
     def _steps(self) -> List[Tuple[RemoteStack, Dict[str, Tuple[StepValues, float]]]]:
-        """Of each parameter, and what its gradient is multiplied by."""
+        """Lists each parameter's step, and what its gradient is multiplied by."""
         made: Dict[int, Tuple[RemoteStack, Dict[str, Tuple[StepValues, float]]]] = {}
         for group in self.param_groups:
             values: Optional[StepValues] = None
@@ -180,7 +180,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return list(made.values())
 
     def _take_state(self) -> None:
-        """What the optimizer had of these parameters before they were offloaded."""
+        """Takes over the state that the optimizer had of these parameters before they were offloaded."""
         remote = {id(parameter): self.state.pop(parameter) for parameter in self._listed()
                   if stack_of(parameter) is not None and parameter in self.state}
         for value in remote.values():

@@ -19,7 +19,7 @@ __all__ = ["GradientState", "Loaded", "RemoteGradient", "RemoteNumbers", "Remote
 
 RemoteStack = Any  # stack.RemoteStack
 
-# What asks for no number.
+# These ask for no number.
 _HARMLESS = frozenset("""
     size dim ndimension numel nelement element_size stride storage_offset is_contiguous is_floating_point is_complex
     is_signed is_conj is_neg is_inference is_same_size get_device data_ptr untyped_storage storage __hash__ __repr__
@@ -70,7 +70,7 @@ def _first(kind: type, arguments: Sequence[Any], keywords: Optional[Dict[str, An
 
 
 class _Numbers:
-    """What a parameter and its detached self have in common."""
+    """A parameter and its detached self share this."""
 
     owner: Optional[Tuple[Any, str]]
 
@@ -214,7 +214,7 @@ def stack_of(parameter: Any) -> Optional[Tuple[RemoteStack, str]]:
 # ---- Gradients.
 
 class GradientState:
-    """Of one parameter's gradient: what it was multiplied by since the last backward."""
+    """Remembers what a parameter's gradient was multiplied by since the last backward."""
 
     __slots__ = ("factor", "is_zero", "is_lost", "tensor")
 

@@ -28,7 +28,7 @@ class Run:
         self.wants_dx = False  # or the memory's gradient
         self.activations: Any = None
         self.x_type, self.device, self.memory_like = torch.float32, torch.device("cpu"), call.memory
-        # Of the backward that is under way.
+        # These belong to the backward that is under way.
         self.dx: Optional[Tensor] = None
         self.d_memory: Optional[Tensor] = None
         self.gradients: Dict[str, Tensor] = {}
@@ -106,7 +106,7 @@ def _lowered(array: Any, element: str, power: float, to: torch.dtype, device: to
 
 
 class Part:
-    """What backward knows of a call of layers [first, end): the run that it is a part of, where it has been computed.
+    """Backward knows this of a call of layers [first, end): the run that it is a part of, where it has been computed.
 
     Gradients of what passes between two parts of one run stay on the daemon: the last part has all of them computed, the
     first one gives the run's.

@@ -38,12 +38,12 @@ from .watch import Watch, has_hooks, refuse_captures, refuse_hooks
 __all__ = ["RemoteStack", "layout_of", "stack_of"]
 
 _LEASE, _NAMED_LEASE = 120.0, 3600.0  # seconds; the first is renewed while this process lives
-# Of the calls of a model's layers; the layout says them, or they have been refused.
+# Arguments of a model's layers that are ignored: the layout says them, or they have been refused.
 _IGNORED = {"position_embeddings", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
 
 
 class StackOptions(NamedTuple):
-    """Of attnd.torch.offload."""
+    """Options of attnd.torch.offload."""
 
     server_optimizer: bool
     single: bool  # one layer, which state_dict() knows without a number
@@ -518,7 +518,7 @@ def _copied(layer: nn.Module, memo: Dict[int, Any]) -> nn.Module:
 
 
 def _release(held: List[Module]) -> None:
-    """Of a stack that is gone: its module is nobody's."""
+    """Releases the modules of a stack that is gone."""
     try:
         held.pop().release(timeout=1.0)
     except (AttndError, OSError, IndexError):

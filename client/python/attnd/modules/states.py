@@ -36,7 +36,7 @@ class _Fill:
 
 
 class _Take:
-    """What is loaded into a module inside a layer goes to the daemon."""
+    """Sends what is loaded into a module inside a layer to the daemon."""
 
     def __init__(self, stack: RemoteStack, module: nn.Module) -> None:
         self.stack, self.module = weakref.ref(stack), weakref.ref(module)
@@ -93,7 +93,7 @@ def _after_state_dict(stack: RemoteStack, state_dict: Dict[str, Any], prefix: st
 
 
 def _take_state_dict(stack: RemoteStack, state_dict: Dict[str, Any], prefix: str, metadata: Dict[str, Any], *_: Any) -> None:
-    """What is loaded goes to the server at once; torch then finds what it need not copy."""
+    """Sends what is loaded to the server at once; torch then finds what it need not copy."""
     if stack._options.single:
         for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[f"{prefix}0.{key[len(prefix):]}"] = state_dict.pop(key)

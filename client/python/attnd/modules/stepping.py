@@ -175,7 +175,7 @@ class Stepping:
             return found
 
     def put_moments(self, moments: Dict[str, Dict[str, Tensor]], steps: Dict[str, int]) -> None:
-        """Of these parameters; the others' stay."""
+        """Sets the moments of these parameters; the others' stay."""
         with self._lock:
             self.flush()
             self._refuse_live("load_state_dict")
@@ -228,7 +228,7 @@ class Stepping:
         return state.tensor
 
     def gradient_norm(self, name: str, order: Any) -> float:
-        """Of what the daemon has."""
+        """The norm of the gradient that the daemon has."""
         order = float(order)
         if order not in (1.0, 2.0, math.inf):
             raise Unimplemented(f"norm: expected order 1, 2 or inf for a gradient on a daemon, got {order}",
@@ -435,6 +435,6 @@ class Stepping:
 
 
 def _union(specs: Sequence[Any]) -> Any:
-    """What has the moments that any of them needs."""
+    """Returns the one that has the moments that any of them needs."""
     most: Any = max(specs, key=lambda spec: len(spec.moments))
     return most

@@ -51,7 +51,7 @@ class _NoHooks(collections.OrderedDict):  # type: ignore[type-arg]
 
 
 def refuse_hooks(layers: Sequence[nn.Module]) -> None:
-    """Of what is inside. Those of a layer run."""
+    """Refuses hooks of what is inside a layer. Those of the layer itself run."""
     for layer in layers:
         for module in layer.modules():
             for name in _HOOKS if module is not layer else ():

@@ -25,7 +25,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What an observation came to. captures: how many in a row so far. settled: all layers, after the warm-up."""
+    """The outcome of an observation. captures: how many in a row so far. settled: all layers, after the warm-up."""
 
     step: int
     captures: int

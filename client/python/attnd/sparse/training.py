@@ -196,7 +196,8 @@ class SparseTraining:
                     one.release()
 
     def state_dict(self) -> Dict[str, Any]:
-        """Of the steps; phase and pattern are in the layers' own. Maps stay with the server: captures begin anew."""
+        """The state of the steps; phase and pattern are in the layers' own. Maps stay with the server: captures begin
+        anew."""
         return {"steps": self.steps, "switched_at": self.switched_at}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
