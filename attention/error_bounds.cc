@@ -275,7 +275,7 @@ class BackwardBounder {
                                                 (delta.error + std::fabs(delta.value) * relative);
   }
 
-  // What the row sees: max‖V‖·Z and max|K|.
+  // The sizes that the row sees: max‖V‖·Z and max|K|.
   struct SeenSizes {
     double value = 0, key = 0;
   };
@@ -293,7 +293,7 @@ class BackwardBounder {
     sizes.value = kept * std::sqrt(sizes.value);
     return sizes;
   }
-  // Of a row's |dS|.
+  // Bounds a row's |dS|.
   double GradientBound(const RowPlace& at, const SeenSizes& seen) const {
     const double* d_o = &d_o_[at.o_row];
     return std::sqrt(SignedDot(d_o, d_o, p_.v_head_dim)) * seen.value + std::fabs(Delta(at).value);

@@ -279,7 +279,7 @@ def file_length(tree):
     """A page for a header, a few for a source; data tables of tests may be longer."""
     for name, text in tree.items():
         is_kernel = re.match(r"kernels/(sm\d+|cpu)/", name)  # device code is sources that are named headers
-        limit = 800 if is_kernel else 350 if name.endswith(".h") else 1000 if "_test" in name else 600
+        limit = 800 if is_kernel else 400 if name.endswith(".h") else 1000 if "_test" in name else 600
         if name.endswith(CPP + (".py",)) and text.count("\n") > limit:
             yield f"{name}: {text.count(chr(10))} lines, limit {limit}"
 

@@ -29,8 +29,8 @@ bool IsDraining(const absl::Status& status);
 
 // The server has no room for another Forward's activations.
 bool IsActivationPressure(const absl::Status& status);
-// What a caller is told of it once it has been tried again in vain: RESOURCE_EXHAUSTED, since what
-// is full is its own kept_rows. Any other status as it is.
+// Returns what a caller is told once the call has been tried again in vain: RESOURCE_EXHAUSTED,
+// since its own kept_rows are full. Any other status as it is.
 absl::Status OfActivationPressure(absl::Status status);
 
 // The server does not know the shared memory that a call named.

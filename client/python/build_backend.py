@@ -1,4 +1,4 @@
-"""What pip calls to install attnd from its sources (PEP 517): Bazel compiles, build_wheel.py packs."""
+"""The build backend (PEP 517) by which pip installs attnd from its sources: Bazel compiles, build_wheel.py packs."""
 import os
 import shutil
 import subprocess

@@ -21,12 +21,12 @@ struct ClientTlsOptions {
 };
 
 // Says what is retried: UNAVAILABLE, the caller's own quota (RESOURCE_EXHAUSTED with TENANT_QUOTA),
-// and a CANCELLED that the caller did not ask for. A shard that is over the quota because others of the
-// same call are under way only waits for one of them, which is no attempt. A call that is over it
-// because of the caller's other calls is tried until its deadline. A retry goes to another address
-// at once if there is one that the shard has not tried; otherwise it waits: as long as the server
-// says (RetryInfo or grpc-retry-pushback-ms), else a random time below initial_backoff·2ⁿ, at most
-// max_backoff.
+// and a CANCELLED that the caller did not ask for. A shard that is over the quota because others of
+// the same call are under way only waits for one of them, which is no attempt. A call that is over
+// it because of the caller's other calls is tried until its deadline. A retry goes to another
+// address at once if there is one that the shard has not tried; otherwise it waits: as long as the
+// server says (RetryInfo or grpc-retry-pushback-ms), else a random time below initial_backoff·2ⁿ,
+// at most max_backoff.
 struct RetryPolicy {
   int max_attempts = 3;  // of one shard, the first included; 1: no retries
   absl::Duration initial_backoff = absl::Milliseconds(50);

@@ -367,7 +367,7 @@ absl::Status Transfer::In(const CallLayout& at, const BackwardCall& call, absl::
   BeginCall(at, call.workspace);
   if (call.residual == nullptr) RETURN_IF_ERROR(ForwardIn(at, call, parts));
   if (IsConverted(p.element, travel_)) {
-    // Beside a residual the bool mask and the bias are on the device, and bits are to be the same.
+    // The bool mask and the bias of a residual are on the device, and bits are to be the same.
     const SeenRows seen(p, nullptr, nullptr);
     SetExponents(parts, [&](Part& part) {
       part.exponents.d_o = ExponentIn(p, part, OutputRows(p), true, call.d_o, seen) - kWideBits;

@@ -31,7 +31,7 @@
 
 namespace attnd {
 
-// What the lender of this process has counted; nothing if it is no lender's child.
+// Returns what the lender of this process has counted; nothing if it is no lender's child.
 std::optional<LendOptions::Loans> LoansOfLender();
 
 // How long a child may drain when its GPUs are given back: the rest is for saving and ending.

@@ -40,8 +40,8 @@ Buckets PowersOfFour(double first, double last) {
   return buckets;
 }
 
-// What the objective counts: there from the start, so that the first one is seen. Others come with
-// the first call that ends so.
+// Codes that the objective counts are there from the start, so that the first one is seen. Others
+// come with the first call that ends so.
 constexpr const char* kCodes[] = {"OK",          "UNKNOWN",           "INTERNAL",
                                   "UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS"};
 constexpr const char* kStageNames[kRequestStages] = {"receive", "queue", "h2d",

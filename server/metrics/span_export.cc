@@ -117,7 +117,7 @@ bool Post(const std::string& host, const std::string& port, const std::string& b
   return absl::StartsWith(status, "HTTP/1.1 2") || absl::StartsWith(status, "HTTP/1.0 2");
 }
 
-// Of "http://host:port"; nothing for what is none.
+// Parses "http://host:port"; nothing for what is none.
 std::optional<std::pair<std::string, std::string>> HostAndPort(absl::string_view endpoint) {
   if (!absl::ConsumePrefix(&endpoint, "http://")) return std::nullopt;
   absl::ConsumeSuffix(&endpoint, "/");

@@ -125,7 +125,7 @@ void ComputeTurns::EndTurn(Place& place) {
   holder_ = nullptr;
 }
 
-// Of callers that have had as much, the call that came first is next.
+// The caller that has had least is next; if several have had as much, the call that came first.
 void ComputeTurns::CallNext() {
   if (holder_ != nullptr) return;
   Place* next = nullptr;

@@ -118,7 +118,7 @@ class ModuleCalls {
   PayloadMemory MemoryOf(const ModuleCall& call) const {
     return {deps_.staging, deps_.shared_memory, call.caller};
   }
-  // Of the devices that the module is on.
+  // Returns the turns of the devices that the module is on.
   std::vector<ComputeTurns*> TurnsOf(const RegisteredModule& module);
   // Its turn at each of them; `seconds`: estimated, 0: not known.
   absl::StatusOr<std::unique_ptr<DeviceTurns>> TakeDevices(const ModuleCall& call,

@@ -155,7 +155,7 @@ absl::Status PutEach(RegisteredModule::Hold& hold, const std::vector<TensorCopy>
   return absl::OkStatus();
 }
 
-// Of a put that is a micro-batch.
+// Checks a put that is a micro-batch.
 absl::Status CheckGradients(const std::vector<TensorCopy>& tensors,
                             const v1::PutTensorsCommit& commit) {
   for (const TensorCopy& tensor : tensors) {
@@ -287,7 +287,8 @@ struct WantedTensor {
   TensorRole role;
 };
 
-// Of the lists that a GetTensors makes before it reserves memory for tensors, at most.
+// Returns the bytes of the lists that a GetTensors makes before it reserves memory for tensors, at
+// most.
 int64_t ListBytes(const v1::GetTensorsRequest& request, const WeightTable& table) {
   constexpr size_t kTensorBytes = 2 * (sizeof(WantedTensor) + sizeof(TensorCopy));
   const auto kinds = static_cast<size_t>(std::clamp(request.kind_size(), 1, kTensorKinds));

@@ -17,9 +17,9 @@ namespace attnd {
 inline constexpr int64_t kCallBytes = int64_t{8} << 10;
 inline constexpr int64_t kSmallRequestBytes = int64_t{4} << 10;
 
-// What whoever registers a method has to say of its calls: none is added without.
+// Says what the calls of a method cost; no method is registered without.
 struct CallCost {
-  // Of the reply's messages that a call holds at a time, as far as they are known beforehand.
+  // Bytes of the reply's messages that a call holds at a time, as far as they are known beforehand.
   explicit constexpr CallCost(int64_t reply) : reply_bytes(reply) {}
   int64_t reply_bytes;
 };

@@ -25,7 +25,7 @@ absl::Status DecodePart(const MessageBytes& bytes, ByteRange range, absl::string
                         int64_t max_string_bytes, RequestRoom room,
                         google::protobuf::Message& request);
 
-// Of a request without fields: those of a newer client pass. Nothing is kept.
+// Checks a request without fields: those of a newer client pass. Nothing is kept.
 absl::Status CheckEmpty(const grpc::ByteBuffer& bytes);
 
 grpc::ByteBuffer EncodeSmall(const google::protobuf::Message& reply);

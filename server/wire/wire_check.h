@@ -24,7 +24,7 @@ inline constexpr int64_t kMaxListEntries = (1 << 21) + 2;
 inline constexpr int64_t kMaxNodes = 1 << 17;
 inline constexpr int kMaxDepth = 48;
 inline constexpr int64_t kMaxStringBytes = 64;
-// What protobuf allocates at most for a sub-message or a string, beside what it holds.
+// Protobuf allocates so much at most for a sub-message or a string, beside what it holds.
 inline constexpr int64_t kObjectBytes = 128;
 
 // The top-level fields of one message, by number.
@@ -33,7 +33,7 @@ struct FieldTable {
   std::array<uint64_t, kMaxFieldNumber + 1> varint = {};
   uint32_t present = 0;  // bit n: field n was there
   bool known = false;    // the KnownField was there, and its bytes were the known ones
-  // What protobuf allocates for the message beside numbers and the strings' bytes, which are in
+  // Protobuf allocates so much for the message beside numbers and the strings' bytes, which are in
   // proportion to the message: a sub-message of two bytes becomes an object of some hundred.
   int64_t object_bytes = 0;
 

@@ -227,7 +227,7 @@ class HiddenChecker {
     double worst = 0;
     for (size_t n = 0; n < exact.size(); ++n) {
       const double value = LoadElement(element, got.data(), static_cast<int64_t>(n));
-      // What the element type cannot hold becomes infinite.
+      // A number that the element type cannot hold becomes infinite.
       const bool may_overflow =
           std::fabs(exact[n]) + bounds[n] >= (element == ElementType::kFloat16 ? 65504 : 3e38);
       // Scores beyond what float32 tells apart have no bound.

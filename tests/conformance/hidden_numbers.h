@@ -25,7 +25,7 @@ struct HiddenNumberCase {
 // `rows`: of each sequence, more than 64.
 std::vector<HiddenNumberCase> HiddenNumberCases(ElementType element, int64_t rows,
                                                 int64_t head_dim);
-// What differs; empty where the engine refuses the problem.
+// Returns what differs; empty where the engine refuses the problem.
 std::vector<std::string> CheckHiddenNumbers(Backend& backend, const HiddenNumberCase& of,
                                             CallMemory& memory, const EnginePrecision& precision);
 

@@ -142,7 +142,7 @@ def test_pages_of_the_source_are_named(tmp_path):
 
 
 def test_from_nothing_to_a_served_call(wheel, server_wheel, tmp_path):
-    """What a user types: pip install of both wheels, and two lines."""
+    """A user types this: pip install of both wheels, and two lines."""
     begin = time.monotonic()
     environment = install(tmp_path, wheel, server_wheel)
     program = """

@@ -1,4 +1,4 @@
-"""What operators see: one trace from a caller's span to a daemon's stages in an OTLP collector, what clients had to do, and
+"""Operators see: one trace from a caller's span to a daemon's stages in an OTLP collector, what clients had to do, and
 few series of a daemon that nobody uses."""
 import contextlib
 import http.server

@@ -1,4 +1,4 @@
-"""What this process's clients have had to do so that their calls succeed, for monitoring.
+"""Counters of what this process's clients have had to do so that their calls succeed, for monitoring.
 
     attnd.metrics.totals()                      # a Counters
     attnd.metrics.to_prometheus()               # into prometheus_client's registry, as attnd_client_*_total

@@ -67,7 +67,7 @@ HWY_INLINE Normal NormalOf(FloatVector x) {
           hn::Mul(power, Constant(0x1.988454p-2f))};
 }
 
-// Of a curve, given dy.
+// The gradient of a curve, given dy.
 template <class Curve>
 struct ByItsSlope {
   static FloatVector Gradient(FloatVector x, FloatVector dy) {

@@ -35,7 +35,7 @@ absl::StatusOr<std::unique_ptr<Nvml>> Nvml::Load(const std::string& name) {
         reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, symbol));
     if (function == nullptr && missing.empty()) missing = symbol;
   };
-  // Of the same form in each.
+  // The function has the same form in each.
   auto find_newest = [&](auto& function, std::initializer_list<const char*> symbols) {
     for (const char* symbol : symbols) {
       if (dlsym(library, symbol) != nullptr) return find(function, symbol);

@@ -23,13 +23,6 @@ namespace {
 
 // One launch of a kernel over single numbers takes so many at most.
 constexpr int64_t kMostNumbers = int64_t{1} << 30;
-// How much faster than plain ones products on tensor cores are.
-double GainOf(const LayerKernel& kernel) {
-  if (kernel.kind == KernelKind::kDenseProduct) return 1;
-  return kernel.element == ElementType::kFloat32 ? 3 : 8;
-}
-// One launch of a product does so much at most: about 10 ms of a V100.
-constexpr double kPlainFlops = 1e11;
 constexpr int64_t kTurnedRows = int64_t{1} << 15;
 
 // Describes a tensor that nobody writes through this.
@@ -158,12 +151,7 @@ void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
   const ProductTileSize tile = TileSizeOf(kernel);
   const double row_flops = 2.0 * p.columns * std::max(p.depth, 1);
   const double gain = GainOf(kernel);
-  int64_t most = static_cast<int64_t>(gain * kPlainFlops / row_flops);
-  if (!is_plain) {
-    most = std::min(most,
-                    LaunchQueue::kTurns / ProductTilesAlong(p.columns, tile.columns) * tile.rows);
-  }
-  most = std::max(most / tile.rows, int64_t{1}) * tile.rows;
+  const int64_t most = RowsOfLaunch(kernel, p, LaunchQueue::kTurns);
   const auto* a = static_cast<const std::byte*>(p.a);
   auto* c = static_cast<std::byte*>(p.c);
   const int64_t rows = p.rows;
@@ -198,7 +186,7 @@ LayerKernel CudaDevice::KernelOf(const PlainProductDesc& desc, ElementType opera
   return FastestOf(there, desc.product, engine_.device().multiprocessors());
 }
 
-// Of 16-bit operands, `size` rows (columns) of C in tiles of `tile`.
+// The map of 16-bit operands: `size` rows (columns) of C in tiles of `tile`.
 TensorMap CudaDevice::MapOfOperand(const void* data, int64_t stride, bool by_depth, int32_t size,
                                    int32_t depth, int32_t tile) {
   RowsBox box = {.address = reinterpret_cast<uint64_t>(data),

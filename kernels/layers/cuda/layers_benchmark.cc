@@ -160,10 +160,10 @@ class Case {
       for (int n = 0; n < 3 && round >= kWarmRounds; ++n) ms[n].push_back(times[n]);
     }
     for (std::vector<double>& of : ms) std::sort(of.begin(), of.end());
-    std::printf("%-10s %3ld x %5ld  forward %8.3f  backward %8.3f  step %7.3f  bits %08x %08x %08x\n",
-                name, static_cast<long>(rows_.batch), static_cast<long>(rows_.length),
-                ms[0][kRounds / 2], ms[1][kRounds / 2], ms[2][kRounds / 2], hashes[0], hashes[1],
-                hashes[2]);
+    std::printf("%-10s %3ld x %5ld  forward %8.3f  backward %8.3f  step %7.3f", name,
+                static_cast<long>(rows_.batch), static_cast<long>(rows_.length),
+                ms[0][kRounds / 2], ms[1][kRounds / 2], ms[2][kRounds / 2]);
+    std::printf("  bits %08x %08x %08x\n", hashes[0], hashes[1], hashes[2]);
     if (!trace.empty()) RunOnce(&timeline, name, trace);
     std::fflush(stdout);
   }

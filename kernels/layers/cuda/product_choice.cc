@@ -54,6 +54,22 @@ ProductTileSize TileSizeOf(const LayerKernel& kernel) {
   return {size, size};
 }
 
+double GainOf(const LayerKernel& kernel) {
+  if (kernel.kind == KernelKind::kDenseProduct) return 1;
+  return kernel.element == ElementType::kFloat32 ? 3 : 8;
+}
+
+int64_t RowsOfLaunch(const LayerKernel& kernel, const ProductDesc& p, int64_t turns) {
+  constexpr double kPlainFlops = 1e11;  // about 10 ms of a V100
+  const ProductTileSize tile = TileSizeOf(kernel);
+  const double row_flops = 2.0 * p.columns * std::max(p.depth, 1);
+  auto most = static_cast<int64_t>(GainOf(kernel) * kPlainFlops / row_flops);
+  if (kernel.kind != KernelKind::kDenseProduct) {
+    most = std::min(most, turns / ProductTilesAlong(p.columns, tile.columns) * tile.rows);
+  }
+  return std::max(most / tile.rows, int64_t{1}) * tile.rows;
+}
+
 LayerKernel FastestOf(absl::Span<const LayerKernel> kernels, const ProductDesc& p,
                       int multiprocessors) {
   return *std::min_element(kernels.begin(), kernels.end(),

@@ -51,7 +51,8 @@ TEST(ProductChoice, TakesWideTilesWhereTheyFillMultiprocessors) {
   const ProductDesc one_turn = {
       .rows = 512, .columns = 4096, .depth = 1024, .result = kProductStore};
   EXPECT_TRUE(FastestOf({kLarge, kSmall, kWide}, one_turn, 132).wide);
-  const ProductDesc few_rows = {.rows = 16, .columns = 4096, .depth = 1024, .result = kProductStore};
+  const ProductDesc few_rows = {
+      .rows = 16, .columns = 4096, .depth = 1024, .result = kProductStore};
   EXPECT_FALSE(FastestOf({kLarge, kSmall, kWide}, few_rows, 132).wide);
 }
 

@@ -224,8 +224,8 @@ inline constexpr ErrorReason kErrorReasons[] = {
     {"FAILED_PRECONDITION", reason::kModuleExists, "The caller has another module of this name.",
      "Release it, or take another name."},
     {"FAILED_PRECONDITION", reason::kModuleTaken,
-     "Another registration of this name has come since; metadata `name`, `epoch` (its owner epoch), "
-     "`got`.",
+     "Another registration of this name has come since; metadata `name`, `epoch` (its owner "
+     "epoch), `got`.",
      "Have one owner for each module: end the process that is left over, or take another name."},
     {"FAILED_PRECONDITION", reason::kModuleLost,
      "The module is gone; metadata `cause`: released, expired, failed, device_lost, taken, "
@@ -273,14 +273,16 @@ inline constexpr ErrorReason kClientReasons[] = {
      "Start one there, look at firewalls and at TLS on both sides; `attnctl health` on its host."},
     {"DEADLINE_EXCEEDED", "TIMEOUT", "No answer came within the client's timeout.",
      "Give the call a longer `timeout` if the daemon is merely slow."},
+    {"NOT_FOUND", "NO_PROGRAM", "`attnd.serve()` found no daemon to start.",
+     "Install the wheel `attnd-server`, or name a program."},
     {"UNIMPLEMENTED", "UNKNOWN_CALL",
      "The server does not know the call: it is another program, or an attnd of another version.",
      "Check the address and both versions."},
     {"INVALID_ARGUMENT", "INVALID_ARGUMENT",
      "An argument has a wrong value or type; the message names it.", "Correct the argument."},
     {"FAILED_PRECONDITION", "STATE_LOST",
-     "The daemon no longer has the state of the module, and the client has not kept what would make "
-     "it again.",
+     "The daemon no longer has the state of the module, and the client has not kept what would "
+     "make it again.",
      "Load your own checkpoint, from which the module goes on; `--module_state_dir` and "
      "`snapshot_every=` keep states."},
     {"FAILED_PRECONDITION", "NOT_STICKY",

@@ -355,7 +355,7 @@ class Module:
         self._run("attnd_module_put_gradients", made, len(made), timeout=timeout)
 
     def _sent(self, kinds: Mapping[str, Mapping[str, ArrayLike]]) -> Tuple[Any, List[Array]]:
-        """What the library takes, and the arrays that it reads."""
+        """Returns what the library takes, and the arrays that it reads."""
         made, keep = [], []
         for kind, tensors in kinds.items():
             for name, value in tensors.items():

@@ -153,7 +153,7 @@ def take_new(parameters: Iterable[Any]) -> None:
 
 
 def _refuse_other_owners(stack: Any, held: Sequence[nn.Parameter]) -> None:
-    """Of parameters that could not be changed in place: a module outside would keep the old ones."""
+    """Refuses parameters that could not be changed in place: a module outside would keep the old ones."""
     wanted = {id(tensor) for tensor in held}
     for found in gc.get_objects():
         if issubclass(type(found), nn.Module) and "_parameters" in vars(found):

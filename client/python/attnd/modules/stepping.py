@@ -331,7 +331,7 @@ class Stepping:
                 for name, array in found.items()}
 
     def choose_power(self, largest: float, adds: bool) -> float:
-        """What a dy of float16 is multiplied by, of numbers up to `largest`: that type has nothing below 6e-8 or above
+        """Returns what a dy of float16 is multiplied by, of numbers up to `largest`: that type has nothing below 6e-8 or above
         65504. adds: to the daemon's gradients, which have one power for all that they are the sum of."""
         mine = 1.0
         if math.isfinite(largest) and largest > 0:
@@ -418,7 +418,7 @@ class Stepping:
         self._lent[name] = tensor
 
     def take_gradients(self) -> None:
-        """What has changed goes to the daemon."""
+        """Sends what has changed to the daemon."""
         with self._lock:
             lent, self._lent = self._lent or {}, None
             changed = {name: tensor for name, tensor in lent.items() if tensor is not None
