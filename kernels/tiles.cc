@@ -269,7 +269,7 @@ void AddWideProducts(ElementType element, std::vector<KernelRow>& rows) {
                     .element = element,
                     .wide = true,
                     .stays = kind != KernelKind::kProductDepthDepth,
-                    .tile = {0, 0, 0, 1},
+                    .tile = {0, 0, 0, kind != KernelKind::kProductDepthDepth ? 1 : 2},
                     .reason = "layers of many rows"});
   }
 }

@@ -33,7 +33,8 @@ struct WeightEntry {
 class WeightTable {
  public:
   explicit WeightTable(const ModuleGraph& graph);
-  // Returns what a table of the graph takes, at most: a layout of a few KB has up to 32,768 parameters.
+  // Returns what a table of the graph takes, at most: a layout of a few KB has up to 32,768
+  // parameters.
   static int64_t BytesOf(const ModuleGraph& graph);
 
   const std::vector<WeightEntry>& entries() const { return entries_; }

@@ -485,7 +485,7 @@ PLANTED = {
     headers_open_with_what_they_are: [{"base/a.h": "#pragma once\n"}, {"base/a.h": "// A.\nint x;\n"},
                                       {"tests/a.py": "import os\n"}],
     line_length: [{"base/a.cc": "x" * 101}, {"tests/a.py": "x" * 126}],
-    file_length: [{"base/a.h": "\n" * 351}, {"base/a.cc": "\n" * 601}, {"base/a_test.cc": "\n" * 1001}],
+    file_length: [{"base/a.h": "\n" * 401}, {"base/a.cc": "\n" * 601}, {"base/a_test.cc": "\n" * 1001}],
     white_space: [{"base/a.cc": "int x;"}, {"base/a.cc": "int x; \n"}, {"docs/a.md": "a\tb\n"}],
     nothing_unfinished: [{"base/a.cc": "// TO" "DO: this\n"}],
     nothing_of_one_machine: [{"docs/a.md": "see /wo" "rk/main\n"}, {"dev": "curl https://py" "pi.org\n"}],

@@ -49,8 +49,11 @@ struct WideProductDesc {
 
 // Rows and columns of C that a block makes; small ones where large ones leave a GPU idle.
 inline constexpr int32_t kProductTile = 128, kSmallProductTile = 64;
-// Those of a wide tile, and the depth that it holds at a time.
-inline constexpr int32_t kWideProductRows = 128, kWideProductColumns = 256, kWideProductStep = 64;
+// Those of a wide tile, and the depth that it holds at a time. Gradients of weights have fewer
+// columns: two blocks of them are at work on a multiprocessor, so that one multiplies while the
+// other adds to C.
+inline constexpr int32_t kWideProductRows = 128, kWideProductColumns = 256,
+                         kWideGradientColumns = 128, kWideProductStep = 64;
 // Depth of what it holds in shared memory at a time, of numbers of so many bytes.
 template <int32_t kBytes>
 inline constexpr int32_t kProductStep = 64 / kBytes;
@@ -87,11 +90,12 @@ ATTN_HD ProductPlace ProductPlaceOf(const ProductDesc& p, int32_t tile) {
   return {static_cast<int32_t>(row * kTileRows), static_cast<int32_t>(column * kTileColumns)};
 }
 
-// What block `block` sums: a tile, all of the depth or, with kProductAddBlocks, a block of it: of
-// kProductBand tiles the first blocks, then their second ones and so on, then those of the next
-// tiles, so that what the blocks add to is still in the cache. A later one waits for its turn to
-// add, for an earlier one that has begun before it.
-inline constexpr int32_t kProductBand = 128;
+// What block `block` sums: a tile, all of the depth or, with kProductAddBlocks, a block of it: of a
+// band of tiles the first blocks, then their second ones and so on, then those of the next band, so
+// that what the blocks add to is still in the cache. A band has kProductBand tiles, as many as an
+// H100 has multiprocessors, and the last one what is left too, since few tiles wait for each other.
+// A later block waits for its turn to add, for an earlier one that has begun before it.
+inline constexpr int32_t kProductBand = 132;
 struct ProductPart {
   int32_t tile, turn, begin, depth;
   bool is_last;
@@ -104,9 +108,11 @@ template <int32_t kTileRows, int32_t kTileColumns = kTileRows>
 ATTN_HD ProductPart ProductPartOf(const ProductDesc& p, int32_t block) {
   if (p.result != kProductAddBlocks) return {block, 0, 0, p.depth, true};
   const auto tiles = static_cast<uint32_t>(ProductTiles(p, kTileRows, kTileColumns));
-  const uint32_t band = static_cast<uint32_t>(block) / (kProductBand * ProductTurns(p));
-  const uint32_t first = band * kProductBand, left_tiles = tiles - first;
-  const uint32_t of_band = left_tiles < kProductBand ? left_tiles : kProductBand;
+  const uint32_t bands = tiles < kProductBand ? 1 : tiles / kProductBand;
+  uint32_t band = static_cast<uint32_t>(block) / (kProductBand * ProductTurns(p));
+  if (band >= bands) band = bands - 1;
+  const uint32_t first = band * kProductBand;
+  const uint32_t of_band = band == bands - 1 ? tiles - first : kProductBand;
   const uint32_t within = static_cast<uint32_t>(block) - first * ProductTurns(p);
   const auto turn = static_cast<int32_t>(within / of_band);
   const auto tile = static_cast<int32_t>(first + within - turn * of_band);

@@ -267,8 +267,8 @@ ATTN_PRODUCTS(WarpgroupBFloat16, "bf16", 16, "128", ATTN_C64, ATTN_D64, "%64", "
                       "0")                                                                         \
   ATTN_STORED_PRODUCT(Name##AcrossB, type, 32, "256", ATTN_C128, ATTN_D128, "%128", "%129", "1",   \
                       "0", "1")                                                                    \
-  ATTN_STORED_PRODUCT(Name##Across, type, 32, "256", ATTN_C128, ATTN_D128, "%128", "%129", "1",    \
-                      "1", "1")
+  ATTN_STORED_PRODUCT(Name##Across, type, 16, "128", ATTN_C64, ATTN_D64, "%64", "%65", "1", "1",   \
+                      "1")
 ATTN_STORED_PRODUCTS(WarpgroupHalf, "f16")
 ATTN_STORED_PRODUCTS(WarpgroupBFloat16, "bf16")
 

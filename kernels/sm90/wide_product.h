@@ -1,8 +1,10 @@
-// WideProductKernel: C = A·B of 16-bit numbers in tiles of 128 × 256 (kernels/dense/
-// product_params.h), to the bits of sm80's ProductKernel: the tensor cores of both add one chain of
-// sixteens. One warpgroup brings: a thread loads kStages steps of the depth by tensor maps. Two
-// consume, each 64 rows of the tile: while one waits for its products the other's run. A block
-// stays for many tiles, so that the next one's first steps come while this one's numbers leave.
+// WideProductKernel: C = A·B of 16-bit numbers in tiles of 128 × 256, or of gradients 128 × 128
+// (kernels/dense/product_params.h), to the bits of sm80's ProductKernel: the tensor cores of both
+// add one chain of sixteens. One warpgroup brings: a thread loads kStages steps of the depth by
+// tensor maps. Two consume, each 64 rows of the tile: while one waits for its products the other's
+// run; of gradients one has all rows, and another block's run. A block stays for many tiles, so
+// that the next one's first steps come while this one's numbers leave. Gradients take turns at a
+// tile, so their blocks begin in order, each for one tile.
 // Errors: none. Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Instructions".
 #pragma once
 
@@ -13,19 +15,26 @@ namespace attnd::sm90 {
 
 template <class Math, bool kAByDepth, bool kBByDepth>
 struct WideProductKernel {
-  static constexpr int kConsumers = 2, kThreads = kGroupThreads * (kConsumers + 1), kStages = 4;
-  static constexpr int kRows = kWideProductRows, kColumns = kWideProductColumns;
+  static constexpr bool kStays = !kAByDepth;
+  // Consuming warpgroups, and how often each has 64 rows of the tile.
+  static constexpr int kConsumers = kStays ? 2 : 1, kRowGroups = kStays ? 1 : 2;
+  static constexpr int kThreads = kGroupThreads * (kConsumers + 1);
+  static constexpr int kStages = kStays ? 4 : 3, kBlocks = kStays ? 1 : 2;  // of a multiprocessor
+  static constexpr int kRows = kWideProductRows;
+  static constexpr int kColumns = kStays ? kWideProductColumns : kWideGradientColumns;
   static constexpr int kStep = kWideProductStep, kGroups = kColumns / 8;
-  static_assert(kRows == kConsumers * kGroupRows && kStep == kPanelColumns);
+  static_assert(kRows == kConsumers * kRowGroups * kGroupRows && kStep == kPanelColumns);
   struct alignas(1024) Stage {
     char a[kRows * kStep * 2], b[kColumns * kStep * 2];
   };
+  using OutRows = ProductRows<kSmallProductTile>;  // a warp's numbers on their way out
+  static constexpr int kOutBytes = sizeof(OutRows) * 4 * kConsumers;
   struct alignas(1024) Shared {
     Stage stages[kStages];
-    ProductRows<kSmallProductTile> rows[4 * kConsumers];  // of each warp, on their way out
+    alignas(16) char out[kStays ? kOutBytes : 16];  // else they leave through the stages
     uint64_t full[kStages], empty[kStages];
   };
-  static_assert(sizeof(Shared) <= 227 << 10);
+  static_assert(sizeof(Shared) <= (kStays ? 227 : 113) << 10 && kOutBytes <= sizeof(Stage));
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     if (at.thread == 0) {
@@ -39,7 +48,7 @@ struct WideProductKernel {
     const auto& desc = *static_cast<const WideProductDesc*>(params.dense);
     const int group = ptx::Uniform(at.thread / kGroupThreads);
     if (group == 0) {
-      ptx::KeepRegisters<40>();
+      ptx::KeepRegisters<kStays ? 40 : 24>();
       if (at.thread == 0) Bring(desc, params.tile_count, at, shared);
     } else {
       ptx::TakeRegisters<232>();
@@ -49,7 +58,7 @@ struct WideProductKernel {
 
  private:
   enum BarrierId { kAdding = 1 };
-  using Sums = float[kGroups][4];
+  using Sums = float[kRowGroups][kGroups][4];
   // The parity of the phase that a stage's n-th use ends.
   ATTN_HD static uint32_t Parity(uint32_t n) { return n / kStages & 1; }
 
@@ -94,19 +103,23 @@ struct WideProductKernel {
   static constexpr int Move(bool by_depth) { return by_depth ? PanelBytes(kDepth) : 2 * kDepth; }
   ATTN_HD static void AddStep(const Stage& stage, int group, Sums& sums) {
     // A panel of one that lies by depth has kStep rows.
-    const uint64_t a = ptx::MatrixOf(stage.a + group * PanelBytes(kGroupRows),
+    const uint64_t a = ptx::MatrixOf(stage.a + group * kRowGroups * PanelBytes(kGroupRows),
                                      kAByDepth ? PanelBytes(kStep) : 16, 8 * kRowBytes);
     const uint64_t b = ptx::MatrixOf(stage.b, kBByDepth ? PanelBytes(kStep) : 16, 8 * kRowBytes);
 #pragma unroll
     for (int n = 0; n < kStep / kDepth; ++n) {
-      const uint64_t of_a = ptx::MovedMatrix(a, n * Move(kAByDepth));
       const uint64_t of_b = ptx::MovedMatrix(b, n * Move(kBByDepth));
-      if constexpr (kAByDepth) {
-        Math::Across(sums, of_a, of_b);
-      } else if constexpr (kBByDepth) {
-        Math::AcrossB(sums, of_a, of_b);
-      } else {
-        Math::AddRows(sums, of_a, of_b);
+#pragma unroll
+      for (int m = 0; m < kRowGroups; ++m) {
+        const uint64_t of_a =
+            ptx::MovedMatrix(a, m * PanelBytes(kGroupRows) + n * Move(kAByDepth));
+        if constexpr (kAByDepth) {
+          Math::Across(sums[m], of_a, of_b);
+        } else if constexpr (kBByDepth) {
+          Math::AcrossB(sums[m], of_a, of_b);
+        } else {
+          Math::AddRows(sums[m], of_a, of_b);
+        }
       }
     }
   }
@@ -121,9 +134,9 @@ struct WideProductKernel {
       const ProductPlace place = ProductPlaceOf<kRows, kColumns>(p, part.tile);
       Sums sums;
 #pragma unroll
-      for (int i = 0; i < kGroups; ++i) {
+      for (int i = 0; i < kRowGroups * kGroups; ++i) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[i][e] = 0;
+        for (int e = 0; e < 4; ++e) sums[i / kGroups][i % kGroups][e] = 0;
       }
 #pragma unroll 1
       for (int depth = 0; depth < part.depth; depth += kStep, ++n) {
@@ -132,9 +145,11 @@ struct WideProductKernel {
         ptx::FenceProducts();
         AddStep(shared.stages[slot], group, sums);
         ptx::CommitProducts();
-        ptx::WaitForProducts<0>(sums);
+#pragma unroll
+        for (int m = 0; m < kRowGroups; ++m) ptx::WaitForProducts<0>(sums[m]);
         if (lane == 0) ptx::Arrive(&shared.empty[slot]);
       }
+      if constexpr (!kStays) sync();  // all have done with the stages
       WaitForTurn(p, part, thread, sync);
       Store(p, place, thread, shared, sums);
       PassTurn(p, part, thread, sync);
@@ -144,26 +159,31 @@ struct WideProductKernel {
   struct Rows {
     ATTN_HD static int RowOf(int, int n) { return n; }
   };
-  // A warp's sixteen rows, 32 columns at a time.
+  // A warp's sixteen rows of each 64, 32 columns at a time: memory takes whole lines twice as fast as
+  // what four lanes have in their accumulators.
   ATTN_HD static void Store(const ProductDesc& p, const ProductPlace& place, int thread,
                             Shared& shared, const Sums& sums) {
     constexpr int kTogether = kSmallProductTile / 2 / 8;  // groups
     const int warp = thread / kWarpLanes, lane = thread % kWarpLanes;
-    auto& rows = shared.rows[warp];
+    auto& rows = reinterpret_cast<OutRows*>(kStays ? shared.out : shared.stages[0].a)[warp];
 #pragma unroll
-    for (int first = 0; first < kGroups; first += kTogether) {
-      const ProductOutput<kSmallProductTile> output(
-          p, {place.row + 16 * warp, place.column + 8 * first}, lane);
+    for (int m = 0; m < kRowGroups; ++m) {
 #pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
+      for (int first = 0; first < kGroups; first += kTogether) {
+        const ProductOutput<kSmallProductTile> output(
+            p, {place.row + m * kGroupRows + 16 * warp, place.column + 8 * first}, lane);
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-          ptx::StoreShared64(rows.At(Accumulator::Row(e, lane), 8 * n + Accumulator::Col(e, lane)),
-                             make_uint2(ptx::FloatBits(sums[first + n][e]),
-                                        ptx::FloatBits(sums[first + n][e + 1])));
+        for (int n = 0; n < kTogether; ++n) {
+          const auto& of = sums[m][first + n];
+#pragma unroll
+          for (int e = 0; e < 4; e += 2) {
+            ptx::StoreShared64(
+                rows.At(Accumulator::Row(e, lane), 8 * n + Accumulator::Col(e, lane)),
+                make_uint2(ptx::FloatBits(of[e]), ptx::FloatBits(of[e + 1])));
+          }
         }
+        output.template Store<Rows>(0, rows);
       }
-      output.template Store<Rows>(0, rows);
     }
   }
 };

@@ -1,4 +1,5 @@
-"""client/python/examples/train_fleet.py, which `./dev demo-fleet` runs: workers and daemons that are drained, frozen and killed."""
+"""client/python/examples/train_fleet.py, which `./dev demo-fleet` runs: workers, and daemons that are drained, frozen and
+killed."""
 import os
 import re
 import subprocess

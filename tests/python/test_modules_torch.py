@@ -206,12 +206,13 @@ def test_what_would_pass_over_remote_parameters_is_refused():
     with pytest.raises(attnd.InvalidArgument, match="grad: expected None"):
         first.grad = torch.zeros(1)
     first.grad.mul_(0.5)
-    with pytest.raises(attnd.FailedPrecondition, match="clipped or unscaled"):
-        loss_of(there, tokens[0], targets[0]).backward()
+    loss_of(there, tokens[0], targets[0]).backward()
+    both = float(first.grad.norm())
     there.zero_grad()
     assert first.grad is None
     loss_of(there, tokens[0], targets[0]).backward()
     norm = float(first.grad.norm())
+    assert both == pytest.approx(1.5 * norm, rel=0.05)  # half of one, and one; the head has changed between
     there.zero_grad(set_to_none=False)
     assert float(first.grad.norm()) == 0
     loss_of(there, tokens[0], targets[0]).backward()

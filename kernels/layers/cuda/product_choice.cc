@@ -24,7 +24,10 @@ bool IsInChunks(const void* data, int64_t stride, int64_t chunk) {
 double TimeIn(const LayerKernel& kernel, const ProductDesc& p, int multiprocessors) {
   const ProductTileSize size = TileSizeOf(kernel);
   const int64_t tiles = ProductTiles(p, size.rows, size.columns) * ProductTurns(p);
-  const double of_one = kernel.small ? kSmallTileTime : kernel.wide ? kWideTileTime : 1;
+  const bool is_gradient = kernel.kind == KernelKind::kProductDepthDepth;
+  const double of_one = kernel.small  ? kSmallTileTime
+                        : kernel.wide ? kWideTileTime / (is_gradient ? 2 : 1)
+                                      : 1;
   return of_one * static_cast<double>(DivideUp(tiles, int64_t{multiprocessors}));
 }
 
@@ -49,7 +52,10 @@ std::optional<LayerKernel> TensorCoreKernel(const PlainProductDesc& desc, Elemen
 
 ProductTileSize TileSizeOf(const LayerKernel& kernel) {
   if (kernel.kind == KernelKind::kDenseProduct) return {kPlainTile, kPlainTile};
-  if (kernel.wide) return {kWideProductRows, kWideProductColumns};
+  if (kernel.wide) {
+    const bool is_gradient = kernel.kind == KernelKind::kProductDepthDepth;
+    return {kWideProductRows, is_gradient ? kWideGradientColumns : kWideProductColumns};
+  }
   const int32_t size = kernel.small ? kSmallProductTile : kProductTile;
   return {size, size};
 }

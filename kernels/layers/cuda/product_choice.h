@@ -25,7 +25,8 @@ ProductTileSize TileSizeOf(const LayerKernel& kernel);
 
 // How much faster this kernel is than the plain one, about.
 double GainOf(const LayerKernel& kernel);
-// At most so many rows of C at a time: a launch that ends soon, and has `turns` words for its tiles.
+// Returns how many rows of C a launch has at most: it ends soon, and has `turns` words for its
+// tiles.
 int64_t RowsOfLaunch(const LayerKernel& kernel, const ProductDesc& p, int64_t turns);
 
 // The one of these kernels that is predicted to be done first, of equal ones the first. At least

@@ -311,6 +311,7 @@ class RemoteGradient(Tensor):
 
 
 def _refuse_gradient(self: Any, what: str) -> NoReturn:
+    self._live()  # one that is gone has another remedy
     raise Unimplemented(
         f"{what}: the gradient of {self._name} is on a daemon, where it can be multiplied by a number, set to 0 or None, "
         "and measured (clip_grad_norm_, norms of order 1, 2 and inf, a GradScaler). attnd.torch.fetch(p.grad) gives its "

@@ -331,8 +331,8 @@ class Stepping:
                 for name, array in found.items()}
 
     def choose_power(self, largest: float, adds: bool) -> float:
-        """Returns what a dy of float16 is multiplied by, of numbers up to `largest`: that type has nothing below 6e-8 or above
-        65504. adds: to the daemon's gradients, which have one power for all that they are the sum of."""
+        """Returns what a dy of float16 is multiplied by, of numbers up to `largest`: that type has nothing below 6e-8
+        or above 65504. adds: to the daemon's gradients, which have one power for all that they are the sum of."""
         mine = 1.0
         if math.isfinite(largest) and largest > 0:
             mine = math.ldexp(1.0, max(-100, min(-math.frexp(largest)[1], 100)))
