@@ -28,7 +28,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/read_file.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "net/file_descriptor.h"
@@ -385,8 +384,6 @@ TEST(DaemonDrain, LosesNoCallWhenOneOfTwoReplicasRestartsUnderLoad) {
 }
 
 // ---- The binary.
-
-std::vector<std::string> Lines(const std::string& text) { return absl::StrSplit(text, '\n'); }
 
 TEST(DaemonBinary, ServesDrainsAndExitsWithZero) {
   RunningDaemon daemon("serves", {"--drain_delay", "0.1", "--log_format", "json"});
