@@ -25,6 +25,7 @@ from .._arrays import Array, ArrayLike
 from ..client import Client
 from ..errors import FailedPrecondition
 from .module import GradientNorms, Module, ParameterStep, Registration, StepResult, StepValues
+from .parameters import stack_of
 
 __all__ = ["GroupModule", "Ranks", "mark_for_ddp"]
 
@@ -190,15 +191,17 @@ class _Ignored:
     daemons. What a user sets on a model comes before it, as this is no data descriptor."""
 
     def __get__(self, module: Any, owner: Any = None) -> List[str]:
-        found = [] if module is None else [(f"{name}." if name else "", one) for name, one in module.named_modules()
-                                           if getattr(one, "is_remote_stack", False)]
-        remote = [(prefix, stack) for prefix, stack in found if stack.is_remote]
-        for prefix, stack in remote:
-            if stack.ranks is None:
-                raise TypeError(f"DistributedDataParallel: {prefix.rstrip('.') or 'the model'} was offloaded for one "
-                                "process, and the ranks' weights would drift apart: give attnd.torch.offload(..., "
-                                "group=torch.distributed.group.WORLD), or optimizer=\"local\"")
-        return [prefix + name for prefix, stack in remote for name, _ in stack.named_parameters()]
+        remote: List[str] = []
+        for name, parameter in [] if module is None else module.named_parameters():
+            found = stack_of(parameter)
+            if found is None:
+                continue
+            if found[0].ranks is None:
+                raise TypeError(f"DistributedDataParallel: {name} was offloaded for one process, and the ranks' weights would "
+                                "drift apart: give attnd.torch.offload(..., group=torch.distributed.group.WORLD), or "
+                                "optimizer=\"local\"")
+            remote.append(name)
+        return remote
 
 
 def mark_for_ddp() -> None:

@@ -1,7 +1,7 @@
 """offload, optimizer, clip_grad_norm_, fetch, assign_, local_weights and local_gradients, as attnd.torch has them."""
 from __future__ import annotations
 
-from typing import Any, Literal, Optional
+from typing import Any, Literal, Optional, Sequence, Union
 
 import torch
 
@@ -14,7 +14,8 @@ from .group import Ranks, mark_for_ddp
 from .local import assign_, fetch, local_gradients, local_weights
 from .optimizer import RemoteOptimizer, clip_grad_norm_, take_replaced
 from .owning import take_new
-from .stack import RemoteStack, StackOptions, stack_of
+from .ranges import RemoteRanges, cut
+from .stack import RemoteStack, StackOptions, describe_apart, stack_of
 
 __all__ = ["assign_", "clip_grad_norm_", "fetch", "local_gradients", "local_weights", "offload", "optimizer"]
 
@@ -23,7 +24,8 @@ __all__ = ["assign_", "clip_grad_norm_", "fetch", "local_gradients", "local_weig
 def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = "server", name: Optional[str] = None,
             precision: Optional[Precision] = None, max_rows: Optional[int] = None, kept_rows: Optional[int] = None,
             durability: Literal["process", "host", "disk"] = "process", replay_mib: int = 512,
-            snapshot_every: int = 0, timeout: Optional[float] = None, server: str = "", group: Any = None) -> RemoteStack:
+            snapshot_every: int = 0, timeout: Optional[float] = None, server: str = "", servers: Sequence[str] = (),
+            group: Any = None) -> Union[RemoteStack, RemoteRanges]:
     """The layers of a ModuleList or Sequential, or one layer, as one module on a daemon: docs/MODULES.md.
 
         model.encoder.layers = attnd.torch.offload(model.encoder.layers)
@@ -34,8 +36,9 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
     given up with the stack. precision: None: float32 where the connection has none of its own. max_rows, kept_rows: rows of
     a call, and of all between forward and backward; None: the first call's, and twice as many. durability: what the daemon
     keeps of it through a restart. replay_mib: of calls kept here for what it does not. snapshot_every: after so many steps
-    weights and moments are copied here, and earlier calls need not be kept; 0: never. group: a torch.distributed group whose
-    ranks train one module together, as DistributedDataParallel's do: docs/FLEET.md.
+    weights and moments are copied here, and earlier calls need not be kept; 0: never. server: a connection's name; servers:
+    several, which get consecutive layers each. group: a torch.distributed group whose ranks train one module together, as
+    DistributedDataParallel's do: docs/FLEET.md.
 
     Raises TypeError for a layer that cannot be offloaded, naming why.
     """
@@ -47,9 +50,14 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
         isinstance(layers, torch.nn.Sequential) and any(len(list(layer.children())) for layer in layers))
     children = layers._modules.items() if several else [("0", layers)]
     named = [(name, layer) for name, layer in children if layer is not None]
-    element = check_precision(precision or torch_connections.precision(server)) or "f32"
-    options = StackOptions(optimizer == "server", not several, name, element, max_rows, kept_rows, durability, replay_mib,
-                           snapshot_every, timeout)
+    if servers and (server or not several or len(named) < len(servers)):
+        raise wrong("servers", "names of connections, at most one a layer of a ModuleList or Sequential, and no server beside "
+                    "them", list(servers))
+
+    def options_of(server: str, name: Optional[str]) -> StackOptions:
+        element = check_precision(precision or torch_connections.precision(server)) or "f32"
+        return StackOptions(optimizer == "server", not several, name, element, max_rows, kept_rows, durability, replay_mib,
+                            snapshot_every, timeout)
     ranks = None if group is None else Ranks(group)
     if ranks is not None and optimizer == "local":
         raise wrong("group", "None with optimizer=\"local\": DistributedDataParallel adds up gradients that come back",
@@ -58,7 +66,14 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
         raise wrong("group", "None with snapshot_every: a rank has its own calls alone, so that a group goes on from its "
                     "checkpoint", group)
     mark_for_ddp()
-    return RemoteStack(named, torch_connections.client(server), options, ranks)
+    if not servers:
+        return RemoteStack(named, torch_connections.client(server), options_of(server, name), ranks)
+    clients = [torch_connections.client(server) for server in servers]
+    describe_apart(named)  # refuses before anything changes
+    ends = cut([layer for _, layer in named], len(servers))
+    return RemoteRanges([
+        RemoteStack(named[begin:end], client, options_of(server, name and f"{name}.{n}"), ranks)
+        for n, (server, client, begin, end) in enumerate(zip(servers, clients, [0, *ends], ends))])
 
 
 @brief

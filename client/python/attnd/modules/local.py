@@ -3,7 +3,7 @@ and lent to any code."""
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +51,7 @@ def local_weights(*models: nn.Module) -> Iterator[None]:
         with attnd.torch.local_weights(model):
             model.apply(initialise)
     """
-    stacks = list({id(module): module for model in models for module in model.modules()
-                   if isinstance(module, RemoteStack) and module.is_remote}.values())
+    stacks = _stacks(models)
     lent: List[Tuple[RemoteStack, str, Any, Any, Tensor]] = []
     for stack in stacks:
         weights = stack.weights()
@@ -102,13 +101,18 @@ def local_gradients(*models: nn.Module) -> Iterator[None]:
                 torch.distributed.all_reduce(p.grad)
         opt.step()
     """
-    stacks = list({id(module): module for model in models for module in model.modules()
-                   if isinstance(module, RemoteStack) and module.is_remote and not module.lends_gradients}.values())
+    stacks = [stack for stack in _stacks(models) if not stack.lends_gradients]
     with contextlib.ExitStack() as lent:
         for stack in stacks:
             stack.lend_gradients()
             lent.callback(stack.take_gradients)
         yield
+
+
+def _stacks(models: Iterable[nn.Module]) -> List[RemoteStack]:
+    """Those that have parameters of the models on daemons."""
+    found = [stack_of(parameter) for model in models for parameter in model.parameters()]
+    return list({id(at[0]): at[0] for at in found if at is not None}.values())
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

@@ -69,6 +69,18 @@ def describe_all(layers: Sequence[Tuple[Any, nn.Module]], variant: Variant) -> L
     return found
 
 
+def describe_apart(layers: Sequence[Tuple[str, nn.Module]]) -> List[Described]:
+    """As they are now; raises TypeError also where two of them share a parameter."""
+    described = describe_all(layers, Variant())
+    seen: Dict[int, str] = {}
+    for name, layer in layers:
+        for inner, tensor in layer.named_parameters(remove_duplicate=False):
+            if id(tensor) in seen:
+                refuse(layer, f"{name}.{inner} is {seen[id(tensor)]} too, and layers share nothing here")
+            seen[id(tensor)] = f"{name}.{inner}"
+    return described
+
+
 def layout_of(layers: Sequence[Tuple[Any, nn.Module]], variant: Variant, element: str = "f32") -> Layout:
     """Named layers, first to last, as one layout. Raises TypeError for what cannot be one."""
     described = describe_all(layers, variant)
@@ -85,13 +97,11 @@ class RemoteStack(Stepping, Owning, nn.Module):
     _anchor: Tensor  # stands for the parameters in autograd's graph
     _anchor_node: Any
 
-    is_remote_stack = True  # also where this class is not imported
-
     def __init__(self, layers: Sequence[Tuple[str, nn.Module]], client: Client, options: StackOptions,
                  ranks: Optional[Ranks] = None) -> None:
         super().__init__()
         self.ranks = ranks  # that train it together
-        described = self._describe(layers)  # refuses before anything changes
+        described = describe_apart(layers)  # refuses before anything changes
         self._parts = Parts([f"{name}." for name, _ in layers], described)
         for name, layer in layers:
             self.add_module(name, layer)
@@ -257,16 +267,6 @@ class RemoteStack(Stepping, Owning, nn.Module):
 
     # ---- Description.
 
-    def _describe(self, layers: Sequence[Tuple[str, nn.Module]]) -> List[Described]:
-        described = describe_all(layers, Variant())
-        seen: Dict[int, str] = {}
-        for name, layer in layers:
-            for inner, tensor in layer.named_parameters(remove_duplicate=False):
-                if id(tensor) in seen:
-                    refuse(layer, f"{name}.{inner} is {seen[id(tensor)]} too, and layers share nothing here")
-                seen[id(tensor)] = f"{name}.{inner}"
-        return described
-
     def _layers(self) -> List[Tuple[str, nn.Module]]:
         return [(name, layer) for name, layer in self._modules.items() if layer is not None]
 
@@ -293,7 +293,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
             self._put_forward(n, name, layer)
         if len(layers) != len(self):
             raise TypeError("offload: expected the layers that were offloaded; give others to attnd.torch.offload")
-        described = self._describe(layers)
+        described = describe_apart(layers)
         parts = Parts([f"{name}." for name, _ in layers], described)
         cached = {f"{name}.{inner}": layer.get_parameter(inner) for (name, layer), found in zip(layers, described)
                   for inner in found.names}

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from ..errors import Unimplemented
 from .parameters import Loaded, RemoteParameter, stack_of
 
-__all__ = ["add_inner_hooks", "add_stack_hooks", "drop_inner_hooks"]
+__all__ = ["add_inner_hooks", "add_stack_hooks", "after_state_dict", "before_state_dict", "drop_inner_hooks",
+           "take_state_dict"]
 
 RemoteStack = Any  # stack.RemoteStack
 
@@ -80,19 +81,19 @@ def drop_inner_hooks(layer: nn.Module) -> None:
                 del hooks[key]
 
 
-def _before_state_dict(stack: RemoteStack, prefix: str, keep_vars: bool) -> None:
+def before_state_dict(stack: RemoteStack, prefix: str, keep_vars: bool) -> None:
     if stack.is_remote and not keep_vars:
         stack._fetched = stack.weights()
 
 
-def _after_state_dict(stack: RemoteStack, state_dict: Dict[str, Any], prefix: str, _: Any) -> None:
+def after_state_dict(stack: RemoteStack, state_dict: Dict[str, Any], prefix: str, _: Any) -> None:
     stack._fetched = {}
     if stack._options.single:
         for key in [key for key in state_dict if key.startswith(f"{prefix}0.")]:
             state_dict[prefix + key[len(prefix) + 2:]] = state_dict.pop(key)
 
 
-def _take_state_dict(stack: RemoteStack, state_dict: Dict[str, Any], prefix: str, metadata: Dict[str, Any], *_: Any) -> None:
+def take_state_dict(stack: RemoteStack, state_dict: Dict[str, Any], prefix: str, metadata: Dict[str, Any], *_: Any) -> None:
     """Sends what is loaded to the server at once; torch then finds what it need not copy."""
     if stack._options.single:
         for key in [key for key in state_dict if key.startswith(prefix)]:
@@ -104,6 +105,6 @@ def _take_state_dict(stack: RemoteStack, state_dict: Dict[str, Any], prefix: str
 
 def add_stack_hooks(stack: RemoteStack) -> None:
     mine: Any = stack
-    mine.register_state_dict_pre_hook(_before_state_dict)
-    mine._register_state_dict_hook(_after_state_dict)
-    mine._register_load_state_dict_pre_hook(_take_state_dict, with_module=True)
+    mine.register_state_dict_pre_hook(before_state_dict)
+    mine._register_state_dict_hook(after_state_dict)
+    mine._register_load_state_dict_pre_hook(take_state_dict, with_module=True)
