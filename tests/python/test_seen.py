@@ -173,7 +173,7 @@ def test_uploads_and_downloads_of_a_module_on_a_gpu_have_times(tracer):
         collector.stop()
 
 
-@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("answers", [False, pytest.param(True, marks=pytest.mark.rare("observability"))])
 def test_no_call_waits_for_a_collector_that_is_gone_or_silent(answers, tracer):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -205,6 +205,7 @@ def since(before):
     return attnd.metrics.Counters(*(now - then for now, then in zip(metrics.totals(), before)))
 
 
+@pytest.mark.rare("observability")
 def test_clients_count_retries_failovers_and_lost_leases():
     before, one, other = metrics.totals(), Daemon(), Daemon()
     try:
