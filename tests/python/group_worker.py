@@ -236,6 +236,11 @@ def run_refusals(rank, group):
     other = stack_of()
     other[1].linear1.weight.requires_grad_(rank != 1)
     found["layers"] = refused(lambda: call(attnd.torch.offload(other, group=group), 1))
+    found["durability"] = refused(lambda: call(attnd.torch.offload(
+        stack_of(), group=group, durability="host" if rank == 1 else "process"), 1))
+    stack = attnd.torch.offload(stack_of(), group=group)
+    attnd.torch.optimizer((torch.optim.SGD if rank == 1 else torch.optim.AdamW)(stack.parameters(), lr=0.1))
+    found["optimizer"] = refused(lambda: call(stack, 1))
     stack = attnd.torch.offload(stack_of(), group=group)
     call(stack, 1 + rank)  # the longest call of any rank decides
     call(stack, 2)
@@ -252,9 +257,16 @@ def run_counts(rank, group):
     return {"counts": refused(optimizer.step)}
 
 
+def run_split(rank, group):
+    stack = attnd.torch.offload(stack_of(), group=group)
+    return {"split": refused(lambda: stack_loss(stack, rank))}
+
+
 def main():
-    address, path, case, *rest = sys.argv[1:]
+    addresses, path, case, *rest = sys.argv[1:]
     each = int(rest[0]) if rest else 1
+    every = addresses.split(",")  # one a rank, or one for all
+    address = every[int(os.environ.get("RANK", 0)) % len(every)]
     attnd.torch.connect(address, timeout=60)
     if case.startswith("alone_"):
         rank, ranks, group = 0, 1, None
@@ -270,7 +282,7 @@ def main():
         run = {"restarts": run_restarts, "fsdp": run_fsdp, "loops": run_loops}[name]
         found = run(rank, ranks, group, address if name == "loops" else path)
     else:
-        found = {"refusals": run_refusals, "counts": run_counts}[name](rank, group)
+        found = {"refusals": run_refusals, "counts": run_counts, "split": run_split}[name](rank, group)
     torch.save(found, f"{path}.{rank}")
     if group is not None:
         dist.barrier()

@@ -2,6 +2,7 @@
 micro-batches in turn."""
 import functools
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +25,12 @@ def environment():
     return {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def run_ranks(daemon, tmp_path, ranks, case, each=1, restarts=0):
-    """Returns what each rank wrote."""
+def run_ranks(daemon, tmp_path, ranks, case, each=1, restarts=0, others=()):
+    """Returns what each rank wrote. others: daemons of ranks 1, 2, ..."""
     path = str(tmp_path / f"{case}{ranks}")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
-               f"--max-restarts={restarts}", WORKER, daemon.address, path, case, str(each)]
+               f"--max-restarts={restarts}", WORKER,
+               ",".join(one.address for one in (daemon, *others)), path, case, str(each)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-6000:]
     return [torch.load(f"{path}.{rank}") for rank in range(ranks)]
@@ -147,7 +149,7 @@ def members(daemon):
     clients, made = [], []
 
     def register(rank, ranks, like=None):
-        clients.append(attnd.connect(daemon.address, timeout=2))
+        clients.append(attnd.connect(daemon.address, timeout=60))
         wanted = Registration(small_layout(), "members", attnd.AdamW(), (), 64, 64, "process", 600.0, 0,
                               0 if like is None else like.owner_epoch)
         module = Module(clients[-1], wanted, 0)
@@ -175,7 +177,7 @@ def test_a_rank_too_many_too_late_or_twice_is_told_so(members):
 
     backward(first)
     with pytest.raises(attnd.AttndError, match="micro_batches: expected 2, got 1; missing: 1") as error:
-        first.step(lr=0.1)  # the other one is late
+        first.step(lr=0.1, timeout=5)  # the other one is late
     assert error.value.reason == "GRADIENT_INCOMPLETE"
 
     twice = members(0, 2, like=first)
@@ -194,11 +196,33 @@ def test_a_rank_too_many_too_late_or_twice_is_told_so(members):
         members(1, 2, like=first)
 
 
+def test_a_rank_of_a_module_that_was_given_up_is_told_so(members):
+    first = members(0, 2)
+    first.put({p.name: np.ones(p.shape, np.float32) for p in first.layout.parameters})
+    second = members(1, 2, like=first)
+    second._run("attnd_module_follow")
+    backward(first)
+    first.release()
+    with pytest.raises(attnd.AttndError) as error:
+        backward(second)
+    assert error.value.reason == "STATE_LOST"
+    late = members(1, 2, like=first)  # an epoch from before
+    with pytest.raises(attnd.FailedPrecondition, match="weights"):
+        backward(late)
+
+
 def test_ranks_that_disagree_are_told_who_and_what(daemon, tmp_path):
     for found in run_ranks(daemon, tmp_path, 2, "refusals"):
         assert found["ddp"].startswith("TypeError: DistributedDataParallel: encoder.layers was offloaded for one process")
         assert "group" in found["local"]
         assert "ranks of the group disagree: the layers" in found["layers"] and "on rank 1" in found["layers"]
+        assert "durability is process on rank 0 and host on rank 1" in found["durability"]
+        assert re.search(r"the optimizer is AdamW\(.*\) on rank 0 and SGD\(.*\) on rank 1", found["optimizer"])
         assert "max_rows" in found["rows"]
     for found in run_ranks(daemon, tmp_path, 2, "counts"):
         assert "the number of backwards since the last step is 2 on rank 0 and 1 on rank 1" in found["counts"]
+
+
+def test_ranks_that_reach_different_daemons_are_told_so(daemon, own_daemon, tmp_path):
+    for found in run_ranks(daemon, tmp_path, 2, "split", others=[own_daemon]):
+        assert "where they reach the same daemon, is 1 on rank 0 and 0 on rank 1" in found["split"]

@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import glob
 import hashlib
+import re
 import time
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, TypeVar
@@ -80,17 +81,26 @@ class Ranks:
         return made
 
 
+def _gloo_threads() -> List[List[str]]:
+    """Of each thread of Gloo groups, its state and how often it has run, as the kernel says."""
+    found = []
+    for path in glob.glob("/proc/self/task/*/status"):
+        with contextlib.suppress(OSError), open(path) as file:
+            text = file.read()
+            if text.startswith("Name:\tpt_gloo_runloop\n"):
+                found.append(re.findall(r"^(?:State|Pid|\w*voluntary_ctxt_switches):.*", text, re.MULTILINE))
+    return found
+
+
 def _wait_for_gloo() -> None:
     """Returns when the threads of Gloo groups are idle, or after 2 s. Such a thread gives a collective's tensors back after
     those who wait for the collective go on; where that needs Python while Python ends, the process aborts
     (pytorch/pytorch#190489)."""
-    is_busy, until = True, time.monotonic() + 2
-    while is_busy and time.monotonic() < until:
-        time.sleep(0.005)  # gives threads their turn at the interpreter
-        is_busy = False
-        for path in glob.glob("/proc/self/task/*/stat"):
-            with contextlib.suppress(OSError), open(path) as file:
-                is_busy |= "(pt_gloo_runloop) R" in file.read()
+    is_idle, found, until = False, _gloo_threads(), time.monotonic() + 2
+    while not is_idle and time.monotonic() < until:
+        time.sleep(0.01)  # One that waited for the interpreter has it now, and runs or is about to.
+        before, found = found, _gloo_threads()
+        is_idle = found == before and all("State:\tS (sleeping)" in thread for thread in found)
 
 
 class Needs(NamedTuple):
