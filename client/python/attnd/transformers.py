@@ -56,7 +56,8 @@ def offload(model: torch.nn.Module, address: Union[None, str, Sequence[str], Cli
     found = [(owner, name, child) for owner in model.modules() for name, child in owner.named_children()
              if isinstance(child, torch.nn.ModuleList) and len(child) and type(child[0]).__name__ in MODELS]
     if not found:
-        raise TypeError(f"{type(model).__name__} cannot be offloaded: expected layers of class {', '.join(MODELS)}")
+        raise TypeError(f"{type(model).__name__} cannot be offloaded: expected layers of class {', '.join(MODELS)}; "
+                        "attnd.transformers.register sends a model's attention alone")
     server = f"transformers:offload:{id(model)}"
     of_connect = {name: options.pop(name) for name in ConnectOptions.__annotations__ if name in options}
     remote.connect(address, name=server, **{**of_connect, **(connection or {})})
