@@ -336,6 +336,9 @@ def test_site_is_built_of_all_documents(tmp_path):
     site.build(str(tmp_path / "site"), packages)
     for page in ("index", "SECURITY", "docs/start", "docs/MASKS", "docs/figures/cpu"):
         assert "<article" in (tmp_path / "site" / (page + ".html")).read_text()
+    for page in ("index", "docs/ARCHITECTURE"):  # diagrams are drawn
+        text = (tmp_path / "site" / (page + ".html")).read_text()
+        assert "flowchart" not in text and re.search(r'<div class="diagram"><svg(.|\n)*</svg></div>', text)
     assert "HBM_PRESSURE" in (tmp_path / "site" / "search" / "search_index.json").read_text()
     assert (tmp_path / "site" / "examples" / "numpy_attention.py").exists()
 
@@ -468,7 +471,8 @@ def wrong_shares(page):
 
 
 @pytest.mark.parametrize("check, planted", [
-    (wrong_shares, ("| 7.9 |", "| 9.8 |")), (wrong_layers, ("| 6.7 |", "| 7.1 |")), (wrong_lengths, ("| 1057 |", "| 1100 |")), (wrong_lengths, ("| 37 |", "| 40 |")),
+    (wrong_shares, ("| 7.9 |", "| 9.8 |")), (wrong_layers, ("| 6.7 |", "| 7.1 |")),
+    (wrong_lengths, ("| 1057 |", "| 1100 |")), (wrong_lengths, ("| 37 |", "| 40 |")),
     (wrong_factors, ("| 1.34 |", "| 1.30 |")),
     (wrong_work, ("| 201 |", "| 210 |")), (wrong_work, ("| 101 | 0.88", "| 101 | 0.80"))],
     ids=lambda one: one.__name__ if callable(one) else one[0].strip("| "))

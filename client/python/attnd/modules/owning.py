@@ -161,5 +161,5 @@ def _refuse_other_owners(stack: Any, held: Sequence[nn.Parameter]) -> None:
             for name, tensor in found._parameters.items():
                 if id(tensor) in wanted:
                     raise TypeError(f"offload: {type(found).__name__}.{name} outside of these layers is one of their "
-                                    "parameters too, and layers share nothing with others on a daemon: give each its own, or "
-                                    "leave these layers here")
+                                    "parameters too, and layers share nothing with others on a daemon: give each its own, "
+                                    "or leave these layers here")
