@@ -159,8 +159,8 @@ struct WideProductKernel {
   struct Rows {
     ATTN_HD static int RowOf(int, int n) { return n; }
   };
-  // Stores a warp's sixteen rows of each 64, 32 columns at a time: memory takes whole lines twice
-  // as fast as the pieces that four lanes have in their accumulators.
+  // Each warp writes its sixteen rows of every 64 in groups of 32 columns, through shared memory:
+  // memory takes whole lines twice as fast as the numbers of four lanes' accumulators.
   ATTN_HD static void Store(const ProductDesc& p, const ProductPlace& place, int thread,
                             Shared& shared, const Sums& sums) {
     constexpr int kTogether = kSmallProductTile / 2 / 8;  // groups
