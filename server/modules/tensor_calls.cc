@@ -213,8 +213,8 @@ absl::StatusOr<bool> ModuleCalls::ReplaceGradients(ModuleCall& call, SentTensors
   RETURN_IF_ERROR(CheckGradients(sent.tensors, sent.commit));
   ASSIGN_OR_RETURN(
       RegisteredModule::MicroBatchTurn turn,
-      sent.module->TakeMicroBatch(sent.header.sequence(), sent.header.micro_batch(), sent.digest,
-                                  call.wait));
+      sent.module->TakeMicroBatch(sent.header.sequence(), sent.header.micro_batch(),
+                                  [&] { return sent.digest; }, call.wait));
   if (turn.added) return false;
   ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *sent.module));
   absl::Status put = PutEach(turn.hold, sent.tensors);

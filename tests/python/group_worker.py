@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 
 import torch
 import torch.distributed as dist
@@ -276,7 +275,6 @@ def main():
     if group is not None:
         dist.barrier()
         dist.destroy_process_group()
-        time.sleep(0.1)  # a thread of Gloo that still gives a tensor back when Python ends aborts the process
 
 
 if __name__ == "__main__":

@@ -103,6 +103,42 @@ def test_trainer_and_accelerate_train_a_stack_of_all_ranks_unchanged(daemon, tmp
             torch.testing.assert_close(torch.tensor(there), torch.tensor(here), rtol=1e-4, atol=0)
 
 
+ENDS = """
+import torch
+import torch.distributed as dist
+from attnd.modules.group import Ranks
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+ranks = Ranks(dist.group.WORLD)
+for _ in range(100):
+    dist.all_reduce(torch.ones(1), async_op=True)  # more than Gloo's threads have done at the end
+"""
+
+
+def test_python_ends_after_the_threads_of_its_groups():
+    done = subprocess.run([sys.executable, "-c", ENDS], env=environment(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("terminate called")) == (0, 0), done.stderr
+
+
+def test_destroy_process_group_ends_a_group_that_trains_a_module():
+    done = subprocess.run([sys.executable, "-c", ENDS + """
+import weakref
+from attnd.errors import FailedPrecondition
+
+group = weakref.ref(dist.group.WORLD)
+assert ranks.gather(3) == [3]
+dist.destroy_process_group()
+assert group() is None
+try:
+    ranks.gather(3)
+except FailedPrecondition as error:
+    assert "destroy_process_group" in str(error)
+else:
+    raise AssertionError
+"""], env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 # Ranks as threads, without torch.distributed.
 
 @pytest.fixture

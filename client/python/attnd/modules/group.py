@@ -9,7 +9,12 @@ micro-batches each rank has computed: no tensors.
 """
 from __future__ import annotations
 
+import atexit
+import contextlib
+import glob
 import hashlib
+import time
+import weakref
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, TypeVar
 
 import torch
@@ -27,21 +32,25 @@ Result = TypeVar("Result")
 
 
 class Ranks:
-    """A process group, as the ranks of one module use it."""
+    """A process group, as the ranks of one module use it. It stays the caller's: destroy_process_group ends it."""
 
     def __init__(self, group: Any) -> None:
         distributed: Any = torch.distributed
         if not distributed.is_available() or not distributed.is_initialized():
             raise FailedPrecondition("group: expected torch.distributed.init_process_group before offload(..., group=)")
-        self._group, self._distributed = group, distributed
+        self._group, self._distributed = weakref.ref(group), distributed
         self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
         if self.rank < 0:
             raise FailedPrecondition("group: expected a group that this process is in")
+        atexit.unregister(_wait_for_gloo)
+        atexit.register(_wait_for_gloo)
 
     def gather(self, value: Any) -> List[Any]:
         """Each rank's value, in the order of ranks."""
-        found: List[Any] = [None] * self.size
-        self._distributed.all_gather_object(found, value, group=self._group)
+        group, found = self._group(), [None] * self.size
+        if group is None:
+            raise FailedPrecondition("group: expected no destroy_process_group before the last call of all ranks")
+        self._distributed.all_gather_object(found, value, group=group)
         return found
 
     def agree(self, what: str, values: Mapping[str, Any]) -> None:
@@ -69,6 +78,19 @@ class Ranks:
         if told[0] is not None:
             raise FailedPrecondition(f"rank 0 of the group has failed: {told[0]}")
         return made
+
+
+def _wait_for_gloo() -> None:
+    """Returns when the threads of Gloo groups are idle, or after 2 s. Such a thread gives a collective's tensors back after
+    those who wait for the collective go on; where that needs Python while Python ends, the process aborts
+    (pytorch/pytorch#190489)."""
+    is_busy, until = True, time.monotonic() + 2
+    while is_busy and time.monotonic() < until:
+        time.sleep(0.005)  # gives threads their turn at the interpreter
+        is_busy = False
+        for path in glob.glob("/proc/self/task/*/stat"):
+            with contextlib.suppress(OSError), open(path) as file:
+                is_busy |= "(pt_gloo_runloop) R" in file.read()
 
 
 class Needs(NamedTuple):
