@@ -49,8 +49,9 @@ class AttndError(RuntimeError):
         self.field = field or self.metadata.get("field", "")
         self.retry_after = retry_after
         self.what_to_do = CURES.get((self.code, reason), "")
-        if self.what_to_do and hasattr(self, "add_note"):
-            self.add_note(f"what to do: {self.what_to_do}")
+        add_note = getattr(self, "add_note", None)
+        if self.what_to_do and add_note is not None:
+            add_note(f"what to do: {self.what_to_do}")
 
     def __str__(self) -> str:
         return self.message
