@@ -115,6 +115,7 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
       SpecsOf(graph, gradient.rows, gradient.layers, header.has_forward(), header.want_dx());
   ASSIGN_OR_RETURN(gradient.payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
                                                      MemoryOf(call), call.stream));
+  call.times.admitted = absl::Now();
   RETURN_IF_ERROR(gradient.payloads.Receive(call.stream, type));
   if (!header.no_weight_gradients()) {
     const absl::Span<const std::byte> dy = gradient.payloads[kDyField];
@@ -122,6 +123,7 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
     gradient.dy_digest = std::async(is_small ? std::launch::deferred : kBesideOrDeferred,
                                     [this, dy] { return payload_digests_.Of(dy); });
   }
+  call.times.landed = absl::Now();
   RETURN_IF_ERROR(Differentiate(call, gradient));
   gradient.payloads.List(*gradient.result.mutable_payload());
   return gradient.payloads.Send(call.stream, FramedHeader(gradient.result));
@@ -129,13 +131,13 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
 
 // The forward's activations: by their token, or computed again, for this call alone.
 absl::StatusOr<ActivationId> ModuleCalls::Recompute(RegisteredModule::Hold& hold,
-                                                    Gradient& gradient, const ModuleCall& call,
+                                                    Gradient& gradient, ModuleCall& call,
                                                     DeviceYield& yield) {
   if (gradient.kept == 0) {
-    return RunForward(
-        hold,
-        {&gradient.rows, gradient.layers, gradient.dropout, gradient.header.forward().makes_room()},
-        true, gradient.payloads, call.wait, yield);
+    return RunForward(hold,
+                      {&gradient.rows, gradient.layers, gradient.dropout,
+                       gradient.header.forward().makes_room(), &call.times.transfers},
+                      true, gradient.payloads, call.wait, yield);
   }
   std::optional<KeptForward> kept = hold.Find(gradient.kept);
   if (kept.has_value()) return kept->activation;
@@ -144,7 +146,6 @@ absl::StatusOr<ActivationId> ModuleCalls::Recompute(RegisteredModule::Hold& hold
 
 absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
   const v1::ModuleBackwardHeader& header = gradient.header;
-  const absl::Time arrived = absl::Now();
   std::optional<RegisteredModule::Hold> hold;
   bool add = false;
   if (header.no_weight_gradients()) {
@@ -170,7 +171,9 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
                                                  .dx = gradient.payloads[kDxField],
                                                  .d_memory = gradient.payloads[kDMemoryField],
                                                  .stop = call.wait.stop,
-                                                 .yield = turns.get()});
+                                                 .yield = turns.get(),
+                                                 .transfers = &call.times.transfers});
+  call.times.computed = absl::Now();
   if (done.code() == absl::StatusCode::kCancelled) return call.wait.Stopped();
   if (!done.ok()) {
     if (add) hold->Fail();
@@ -182,8 +185,7 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
   const int64_t rows = gradient.rows.rows();
   gradient.module->pace().Took(PacedCall::kBackward, gradient.layer_rows(),
                                absl::ToDoubleSeconds(call.compute));
-  *gradient.result.mutable_receipt() =
-      Computed(*gradient.module, false, rows, absl::Now() - arrived - call.compute, call.compute);
+  *gradient.result.mutable_receipt() = Computed(*gradient.module, false, rows, call);
   gradient.result.set_added(add);
   return absl::OkStatus();
 }

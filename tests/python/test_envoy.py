@@ -1,6 +1,7 @@
 """deploy/envoy/envoy.yaml as shipped, run by Envoy in front of two daemons: calls, frozen and drained daemons, and modules,
 each of which stays at one daemon."""
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import numpy as np
 import oracle
 import pytest
 import yaml
-from conftest import ROOT, Daemon, close
+from conftest import EMULATED, ROOT, Daemon, close
 from test_haproxy import certificates, channel_of, check_header_spreads, wait_until  # noqa: F401
 from test_modules import small_layout
 
@@ -61,6 +62,12 @@ class Envoy:
             return 0
         return sum(line.startswith(f"{cluster}::127.") and line.endswith("health_flags::healthy")
                    for line in text.splitlines())
+
+    def weights(self):
+        """{port: weight} of the daemons, for attention."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/clusters", timeout=5) as answer:
+            found = re.findall(r"^calls::127\.0\.0\.1:(\d+)::weight::(\d+)$", answer.read().decode(), re.M)
+        return {int(port): int(weight) for port, weight in found}
 
     def connect(self, **options):
         c = self.folder
@@ -118,6 +125,34 @@ def test_calls_go_to_both_daemons_and_not_to_one_that_is_frozen_or_drains(envoy,
         while daemons[1].process.poll() is None:
             calls(client, rng, 1)
         calls(client, rng, 3)
+
+
+def test_each_daemon_gets_as_much_as_it_can_do(certificates, tmp_path):  # noqa: F811
+    """By the weights that Envoy makes of their load reports: one emulates a GPU, which is many times slower."""
+    daemons = [Daemon("--memory_limit_mib", "256"), Daemon("--memory_limit_mib", "256", program=EMULATED, backend="cuda")]
+    ports = [int(one.address.rpartition(":")[2]) for one in daemons]
+    made = Envoy(certificates, tmp_path, daemons)
+    q = np.ones((1, 2, 64, 64), np.float16)
+    try:
+        with made.connect() as client:
+            assert set(made.weights().values()) == {1}
+
+            def is_weighed():
+                client.forward(q, q, q)
+                fast, slow = (made.weights()[port] for port in ports)
+                return fast > 4 * slow
+            wait_until(is_weighed, 60)
+            forwards = r'attnd_requests_total\{code="OK",method="Forward"\}'
+            before = [one.metric(forwards) for one in daemons]
+            for _ in range(60):
+                client.forward(q, q, q)
+            fast, slow = (one.metric(forwards) - then for one, then in zip(daemons, before))
+            print(f"weights {made.weights()}, {fast:.0f} and {slow:.0f} calls")
+            assert fast > 3 * slow
+    finally:
+        made.stop()
+        for one in daemons:
+            one.stop()
 
 
 def test_a_client_without_a_certificate_is_refused(envoy, rng):

@@ -35,6 +35,9 @@ class CudaDevice final : public ModuleDevice {
   void SetZero(void* to, int64_t bytes) override;
   void Copy(const void* from, void* to, int64_t bytes) override;
   absl::Status Finish() override { return queue_.Flush(); }
+  TransferSeconds transfers() const override {
+    return {queue_.times().upload, queue_.times().download};
+  }
 
   void Pack(const WeightMatrix& matrix) override;
   void Multiply(const WeightProduct& product) override;

@@ -19,6 +19,26 @@ absl::Status Stopped(const std::stop_token& stop) {
   return stop.stop_requested() ? absl::CancelledError("stopped") : absl::OkStatus();
 }
 
+// Adds what a device's transfers take while it lives.
+class TransferCount {
+ public:
+  TransferCount(const ModuleDevice& device, TransferSeconds* sum)
+      : device_(device), sum_(sum), before_(device.transfers()) {}
+  ~TransferCount() {
+    if (sum_ == nullptr) return;
+    const TransferSeconds now = device_.transfers();
+    sum_->upload += now.upload - before_.upload;
+    sum_->download += now.download - before_.download;
+  }
+  TransferCount(const TransferCount&) = delete;
+  TransferCount& operator=(const TransferCount&) = delete;
+
+ private:
+  const ModuleDevice& device_;
+  TransferSeconds* const sum_;
+  const TransferSeconds before_;
+};
+
 }  // namespace
 
 absl::StatusOr<EnginePlan> ExecutorInstance::Plan(const ModuleDescription& module,
@@ -216,6 +236,11 @@ absl::Status ExecutorInstance::BringMemory(const ModuleForwardCall& call, const 
 }
 
 absl::StatusOr<ActivationId> ExecutorInstance::Forward(const ModuleForwardCall& call) {
+  const TransferCount count(*device_, call.transfers);
+  return ForwardLayers(call);
+}
+
+absl::StatusOr<ActivationId> ExecutorInstance::ForwardLayers(const ModuleForwardCall& call) {
   CheckSizes(*module_, call);
   CHECK(call.rows->rows() <= limits_.max_rows);
   CHECK(call.memory.empty() || call.rows->memory_rows() <= limits_.max_memory_rows);
@@ -326,6 +351,7 @@ absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bo
 }
 
 absl::Status ExecutorInstance::Backward(const ModuleBackwardCall& call) {
+  const TransferCount count(*device_, call.transfers);
   const absl::Status status = BackwardLayers(call);
   if (!status.ok()) device_->Finish().IgnoreError();  // the device may still read dy
   return status;

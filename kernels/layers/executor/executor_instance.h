@@ -85,6 +85,7 @@ class ExecutorInstance : public ModuleInstance {
   absl::Status ForwardLayer(int64_t layer, const InstanceCall& call, const Kept* kept,
                             Tensor output);
   LayerValues KeptValuesOf(int64_t layer, const Kept& kept) const;
+  absl::StatusOr<ActivationId> ForwardLayers(const ModuleForwardCall& call);
   absl::Status BackwardLayers(const ModuleBackwardCall& call);
   absl::Status BackwardLayer(int64_t layer, const Kept& kept, bool adds, bool& memory_is_set);
   Tensor GradientBoundary(int64_t layer) const;

@@ -24,6 +24,7 @@
 #include "kernels/backend.h"
 #include "kernels/dense/operands.h"
 #include "modules/layout.h"
+#include "modules/module_engine.h"
 #include "modules/optimizer_step.h"
 
 namespace attnd {
@@ -106,6 +107,8 @@ class ModuleDevice {
   virtual void SetZero(void* to, int64_t bytes) = 0;
   virtual void Copy(const void* from, void* to, int64_t bytes) = 0;
   virtual absl::Status Finish() = 0;
+  // Counts all Puts and Gets that have been waited for.
+  virtual TransferSeconds transfers() const { return {}; }
 
   // ---- Products.
   virtual void Pack(const WeightMatrix& matrix) = 0;  // its weight changed
