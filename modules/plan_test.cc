@@ -236,7 +236,7 @@ TEST(ModulePlan, SaysWhereNoRowsFit) {
         MakePlan(graph, weights, kAdamW, {.max_rows = 64, .kept_rows = kept}, 1000).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange);
     EXPECT_TRUE(absl::StartsWith(status.message(),
-                                 "limits.max_rows: expected a module of at most 1000 bytes, got "))
+                                 "limits.max_rows: expected a module of at most 1000 bytes (by "))
         << status;
   }
 }

@@ -176,7 +176,10 @@ TEST(Attnctl, EstimateSaysInWordsWhatItAssumesAndFinds) {
 TEST(Attnctl, EstimatesOffloadedLayers) {
   const std::string flags = "estimate --module bert-base --rows 1,512 --link-gbit 10 -o json";
   const auto base = nlohmann::json::parse(RunAttnctl(flags).output);
-  EXPECT_EQ(base["bytes"], 2 * 512 * 768 * 2);  // x and dy
+  EXPECT_EQ(base["bytes"], 4 * 512 * 768 * 2);  // x, y, dy and dx
+  // Each weight has 16 bytes, and a copy in float16.
+  EXPECT_GT(base["device_bytes"].get<double>(), 18 * 84.9e6);
+  EXPECT_LT(base["device_bytes"].get<double>(), 18 * 84.9e6 + 512 * 400e3);
   // 12 layers: 84.9 million weights, and attention of 12 heads.
   EXPECT_NEAR(base["flops"].get<double>(), 3 * 2 * 512 * 84.9e6 + 3.5 * 12 * 4 * 512 * 512 * 768,
               1e9);

@@ -1,6 +1,6 @@
-// What the kernels of this folder are told beside products: one descriptor a launch, at
-// LaunchParams.dense, filled by the host and read by every architecture's kernels and the emulator.
-// Elements are told at run time: each operation is one kernel. Rules: operands.h.
+// dense_params.h: the descriptors of this folder's kernels other than products, one a launch, at
+// LaunchParams.dense. The host fills them; every architecture's kernels and the emulator read them.
+// Elements are chosen at run time: each operation is one kernel. Rules: operands.h.
 //
 // Errors     none here: the host has refused or cut what a kernel cannot do.
 #pragma once
@@ -15,7 +15,7 @@ struct DenseTensor {
   int32_t element;  // BiasElementCode
 };
 
-// Of numbers alone: out(row, column) ← f(a(row, column), b(row, column)).
+// The operations on single numbers: out(row, column) ← f(a(row, column), b(row, column)).
 enum NumbersOp : int32_t {
   kNumbersZero,     // 0; no a
   kNumbersCopy,     // a; its bits where elements are equal
@@ -34,7 +34,7 @@ struct NumbersDesc {
   int32_t curve;                 // Curve
   int32_t add;                   // the result is rounded, added to out, rounded again
   float scale;
-  // Of dropout (attention/elementwise_dropout.h).
+  // The generator of dropout (attention/elementwise_dropout.h).
   uint32_t key_lo, key_hi, offset_lo, first_row, threshold;
 };
 // A thread has one group of neighbours of a row; rows begin new groups.

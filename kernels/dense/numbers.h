@@ -48,7 +48,7 @@ struct NumbersKernel {
     }
     StoreNeighbours(d.out, p.At(d.out_stride), p.count, a);
   }
-  // As numbers, which carry the bits.
+  // Copies as numbers, which carry the bits.
   ATTN_HD static void CopyBits(const NumbersDesc& d, const Place& p) {
     const char* from = PlaceOf(d.a, p.At(d.a_stride));
     char* to = PlaceOf(d.out, p.At(d.out_stride));

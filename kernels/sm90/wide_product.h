@@ -99,7 +99,7 @@ struct WideProductKernel {
     }
   }
 
-  // From one product of a step to the next, in bytes of an operand.
+  // The distance from one product of a step to the next, in bytes of an operand.
   static constexpr int Move(bool by_depth) { return by_depth ? PanelBytes(kDepth) : 2 * kDepth; }
   ATTN_HD static void AddStep(const Stage& stage, int group, Sums& sums) {
     // A panel of one that lies by depth has kStep rows.

@@ -435,6 +435,8 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
     app.exit(done, out, out);
     flags.action = FlagAction::kPrinted;
     return flags;
+  } catch (const CLI::ExtrasError& error) {
+    return absl::InvalidArgumentError(absl::StrCat(error.what(), "; attnd --help lists the flags"));
   } catch (const CLI::Error& error) {
     return absl::InvalidArgumentError(error.what());
   }

@@ -111,7 +111,7 @@ def test_what_is_wrong_is_named(tmp_path, monkeypatch):
     with pytest.raises(attnd.PermissionDenied):
         attnd.serve(program=str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(attnd.NotFound, match="pip install attnd-server"):
+    with pytest.raises(attnd.NotFound, match="pip install the wheel attnd_server"):
         attnd.serve()
 
 

@@ -264,8 +264,9 @@ absl::StatusOr<StepWork> WorkOfModule(const ModuleBenchFlags& flags, ElementType
       if (attention != nullptr) work.flops += AttentionFlops(*attention, sizes);
     }
   }
-  // x and dy go there, y and dx come back.
-  work.bytes = 2.0 * static_cast<double>(sizes.rows() * sizes.layout.width * ElementBytes(element));
+  // x and dy go there, y and dx come back, each when the one before has arrived.
+  work.bytes = 4.0 * static_cast<double>(sizes.rows() * sizes.layout.width * ElementBytes(element));
+  work.device_bytes = static_cast<double>(plan.bytes());
   return work;
 }
 
