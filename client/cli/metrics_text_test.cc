@@ -123,8 +123,8 @@ attnd_modules 3
 attnd_module_bytes{device="cpu",kind="weight"} 1048576
 attnd_module_bytes{device="cpu",kind="optimizer"} 1048576
 attnd_module_rows_total{direction="forward"} 64
-attnd_module_steps_total{result="applied"} 4
-attnd_module_steps_total{result="skipped"} 8
+attnd_steps_total{result="applied"} 4
+attnd_steps_total{result="skipped"} 8
 attnd_module_calls_total{code="OK",method="Backward"} 10
 attnd_module_calls_total{code="UNAVAILABLE",method="Backward"} 2
 attnd_module_duration_seconds_bucket{direction="backward",stage="compute",le="0.1"} 10

@@ -165,7 +165,7 @@ TopFrame TopFrame::Between(const MetricsText& before, const MetricsText& now,
   frame.module_bytes = now.Sum("attnd_module_bytes");
   frame.module_rows_per_second = rate("attnd_module_rows_total");
   frame.module_flops_per_second = rate("attnd_module_flops_total");
-  frame.module_steps_per_second = rate("attnd_module_steps_total", {{"result", "applied"}});
+  frame.module_steps_per_second = rate("attnd_steps_total", {{"result", "applied"}});
   frame.ready = now.Sum("attnd_ready") > 0;
   frame.draining = now.Sum("attnd_draining") > 0;
   return frame;

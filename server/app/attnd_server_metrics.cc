@@ -72,7 +72,7 @@ void AttndServer::SampleModules() {
   SampledMetrics& sampled = *metrics_.sampled();
   sampled.AddGauge("attnd_modules", {},
                    [this] { return static_cast<double>(modules_->table().size()); });
-  sampled.AddGauge("attnd_module_state_lag_steps", {},
+  sampled.AddGauge("attnd_durable_lag_steps", {},
                    [this] { return static_cast<double>(modules_->table().durable_lag()); });
   sampled.AddGauge("attnd_module_state_bytes", {}, [this] {
     return modules_->states() == nullptr ? 0 : static_cast<double>(modules_->states()->bytes());

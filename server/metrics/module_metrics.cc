@@ -53,7 +53,7 @@ ModuleMetrics::ModuleMetrics(prometheus::Registry& registry,
                      .Help(HelpOf("attnd_module_duration_seconds"))
                      .Register(registry)),
       flops_(Counters(registry, "attnd_module_flops_total")),
-      recomputed_layers_(Counters(registry, "attnd_module_recomputed_layers_total")) {
+      recomputed_layers_(Counters(registry, "attnd_recomputed_layers_total")) {
   auto counters = [&](const char* name) -> auto& { return Counters(registry, name); };
   for (int method = 0; method < kModuleMethods; ++method) {
     good_calls_[method] = &calls_.Add(CallLabels(method, absl::StatusCode::kOk));
@@ -66,16 +66,16 @@ ModuleMetrics::ModuleMetrics(prometheus::Registry& registry,
     }
   }
   for (const std::string& device : devices) recomputed_layers_.Add({{"device", device}});
-  auto& steps = counters("attnd_module_steps_total");
+  auto& steps = counters("attnd_steps_total");
   for (int outcome = 0; outcome < kStepOutcomes; ++outcome) {
     steps_[outcome] = &steps.Add({{"result", kOutcomes[outcome]}});
   }
   auto& saves = counters("attnd_module_saves_total");
   saves_ = {&saves.Add({{"result", "ok"}}), &saves.Add({{"result", "failed"}})};
   saved_bytes_ = &counters("attnd_module_saved_bytes_total").Add({});
-  auto& recoveries = counters("attnd_module_state_recoveries_total");
+  auto& recoveries = counters("attnd_state_recoveries_total");
   recoveries_ = {&recoveries.Add({{"result", "loaded"}}), &recoveries.Add({{"result", "damaged"}})};
-  replays_ = &counters("attnd_module_backward_replays_total").Add({});
+  replays_ = &counters("attnd_backward_replays_total").Add({});
 }
 
 // Errors have a series from their first on: 176 that nobody reads would be a seventh of a scrape.

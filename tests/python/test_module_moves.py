@@ -205,7 +205,7 @@ def test_state_on_a_disk_outlives_a_crash_and_a_drain(daemon, rng, tmp_path):
         found, status = run(durable.address, xs, dys, weights, end, durability="disk")
         check_same(found, expected)
         assert 0 < int(status["durable_sequence"]) <= int(status["sequence"])
-        assert durable.metric("attnd_module_state_recoveries_total") >= 1 and not os.listdir(tmp_path)
+        assert durable.metric("attnd_state_recoveries_total") >= 1 and not os.listdir(tmp_path)
     finally:
         durable.stop()
 
