@@ -313,7 +313,8 @@ TEST_F(Modules, AddsMicroBatchesInTheirOrderHoweverTheyCome) {
 TEST_F(Modules, EndsTheWaitsOfAModuleThatIsReleased) {
   auto module = *Register("a", "m", "digest");
   absl::Status status;
-  std::thread waiting([&] { status = module->TakeMicroBatch(0, 1, Told("1"), Forever()).status(); });
+  std::thread waiting(
+      [&] { status = module->TakeMicroBatch(0, 1, Told("1"), Forever()).status(); });
   while (module->waiting() < 1) std::this_thread::yield();
   EXPECT_TRUE(table_.Release(table_.TokenOf(*module), "a").ok());
   waiting.join();

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What tracing costs: small calls with and without OpenTelemetry's spans around them, of which 1 % are sampled and go to a
-collector (Rotel, of .deps/collector), in turns of 200.
+"""Measures what tracing costs: small calls with and without OpenTelemetry's spans around them, of which 1 % are sampled
+and go to a collector (Rotel, of .deps/collector), in turns of 200.
 
     tools/benchmarks/trace_cost.py [ROUNDS]        after ./dev test tests/python/test_collector.py
 
@@ -31,7 +31,7 @@ def free_port():
 
 
 def processor_seconds(process):
-    """Of all its threads, to the nanosecond; they live as long as the process."""
+    """Sums the time of all its threads, to the nanosecond; they live as long as the process."""
     total = 0
     for thread in os.listdir(f"/proc/{process}/task"):
         with open(f"/proc/{process}/task/{thread}/schedstat") as file:
