@@ -274,7 +274,7 @@ TEST(LookUpReplicas, PassesOverWhatIsNoFileOfAddresses) {
   while (noise.size() < 100'000) noise += static_cast<char>(random());
   write("noise", noise);
   write("too_long", std::string(2 << 20, '\n') + "node9:7070");
-  write("text", "level: 3\n{\"port\": 7070}\nno\x01de:7070\nnode:99999\nhttp://node:7070\n");
+  write("text", "level: 3\n{\"port\": 7070}\nno\x01" "de:7070\nnode:99999\nhttp://node:7070\n");
   write("good", "node7:7070\n\n");
   EXPECT_EQ(LookUpReplicas(*ReplicaNameOf("dir:" + folder)), Names({"node7:7070"}));
   EXPECT_TRUE(LookUpReplicas(*ReplicaNameOf("file:" + folder + "/pipe")).empty());
