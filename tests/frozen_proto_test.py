@@ -137,13 +137,8 @@ def test_new_fields_may_come(files):
 
 def buf_breaking(folder):
     """Packages of languages have been named since the release, which had left them to generators."""
-<<<<<<< HEAD
     named = [f"FILE_SAME_{name}" for name in ("GO_PACKAGE", "JAVA_PACKAGE", "JAVA_MULTIPLE_FILES")]
     rules = {"use": ["FILE"], "except": named}
-=======
-    named_since = ("GO_PACKAGE", "JAVA_PACKAGE", "JAVA_MULTIPLE_FILES")
-    rules = {"use": ["FILE"], "except": [f"FILE_SAME_{name}" for name in named_since]}
->>>>>>> wO
     return subprocess.run([BUF, "breaking", str(folder), "--against", FROZEN, "--config",
                            json.dumps({"version": "v2", "breaking": rules})],
                           capture_output=True, text=True, timeout=120,

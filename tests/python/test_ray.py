@@ -22,7 +22,15 @@ def cluster():
     import ray
     with pytest.MonkeyPatch.context() as patch:  # Ray's processes inherit it
         patch.setenv("PYTHONPATH", os.pathsep.join([SOURCE, RAY, os.environ["PYTHONPATH"]]))
-        ray.init(num_cpus=2, resources={"V100": 2}, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        for tries_left in (2, 1, 0):  # Ray gives itself 30 s to start, which a busy machine exceeds
+            try:
+                ray.init(num_cpus=2, resources={"V100": 2}, include_dashboard=False, log_to_driver=False,
+                         configure_logging=False)
+                break
+            except Exception:
+                ray.shutdown()
+                if tries_left == 0:
+                    raise
         yield ray
         ray.shutdown()
 

@@ -1,11 +1,6 @@
 #!/usr/bin/env python3
-<<<<<<< HEAD
-"""Measures what tracing costs: small calls with and without OpenTelemetry's spans around them, of which 1 % are sampled
-and go to a collector (Rotel, of .deps/collector), in turns of 200.
-=======
 """Measures what tracing costs: small calls within OpenTelemetry's spans, of which 1 % are sampled and go to a collector (Rotel,
 of .deps/collector), beside calls whose caller makes as many spans that attnd does not see, in turns of 200.
->>>>>>> wO
 
     tools/benchmarks/trace_cost.py [ROUNDS]        after ./dev test tests/python/test_collector.py
 
@@ -38,11 +33,7 @@ def free_port():
 
 
 def processor_seconds(process):
-<<<<<<< HEAD
-    """Sums the time of all its threads, to the nanosecond; they live as long as the process."""
-=======
     """Sums all its threads, to the nanosecond; they live as long as the process."""
->>>>>>> wO
     total = 0
     for thread in os.listdir(f"/proc/{process}/task"):
         with open(f"/proc/{process}/task/{thread}/schedstat") as file:
