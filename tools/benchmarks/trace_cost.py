@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures what tracing costs: small calls within OpenTelemetry's spans, of which 1 % are sampled and go to a collector (Rotel,
-of .deps/collector), beside calls whose caller makes as many spans that attnd does not see, in turns of 200.
+"""Measures what tracing costs: small calls within OpenTelemetry's spans, of which 1 % are sampled and go to a collector
+(Rotel, of .deps/collector), beside calls whose caller makes as many spans that attnd does not see, in turns of 200.
 
     tools/benchmarks/trace_cost.py [ROUNDS]        after ./dev test tests/python/test_collector.py
 
