@@ -42,6 +42,8 @@ const char* KindName(KernelKind kind) {
       return "capture_sums";
     case KernelKind::kDenseNumbers:
       return "dense_numbers";
+    case KernelKind::kDenseChain:
+      return "dense_chain";
     case KernelKind::kDenseNorm:
       return "dense_norm";
     case KernelKind::kDenseColumnSums:
@@ -230,9 +232,9 @@ void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
 // Adds the kernels of modules besides attention, the same code for every architecture.
 void AddDense(std::vector<KernelRow>& rows) {
   for (KernelKind kind :
-       {KernelKind::kDenseNumbers, KernelKind::kDenseNorm, KernelKind::kDenseColumnSums,
-        KernelKind::kDenseRotary, KernelKind::kDenseSquares, KernelKind::kDenseStep,
-        KernelKind::kDenseProduct}) {
+       {KernelKind::kDenseNumbers, KernelKind::kDenseChain, KernelKind::kDenseNorm,
+        KernelKind::kDenseColumnSums, KernelKind::kDenseRotary, KernelKind::kDenseSquares,
+        KernelKind::kDenseStep, KernelKind::kDenseProduct}) {
     const bool is_product = kind == KernelKind::kDenseProduct;
     const bool is_norm = kind == KernelKind::kDenseNorm;
     const bool is_sums = kind == KernelKind::kDenseColumnSums;
@@ -241,7 +243,9 @@ void AddDense(std::vector<KernelRow>& rows) {
     rows.push_back({.kind = kind,
                     .tile = {0, 0, 0, blocks},
                     .reason = "layers of modules",
-                    .spill_bytes = is_product ? 16 : is_norm || is_sums ? 48 : 0});
+                    .spill_bytes = is_product ? 16
+                                   : is_sums  ? 48
+                                              : 0});
   }
 }
 

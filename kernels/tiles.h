@@ -48,7 +48,8 @@ enum class KernelKind : unsigned char {
   kCaptureSums,    // then their averages, blocks and moments
   // The operations of modules besides attention (kernels/dense), of any shape and element.
   kDenseNumbers,     // copies, functions of single numbers, dropout
-  kDenseNorm,        // normalisation and its gradient
+  kDenseChain,       // several such functions, one after the other
+  kDenseNorm,        // normalisation and its gradient, with such functions before and behind
   kDenseColumnSums,  // gradients of biases and norms
   kDenseRotary,
   kDenseSquares,  // of gradients, for their norm

@@ -97,7 +97,7 @@ TEST(LayerSchedule, OneOperandOfASumHasTheSumsGradient) {
     ++gradients;
     // b's gradient lies with the sum's, and is read by op 1.
     if (buffer.key != BufferKey(BufferUse::kGradient, sum)) continue;
-    EXPECT_EQ(buffer.last, 2 * 5 - 1 - 1);
+    EXPECT_EQ(buffer.last, 2 * 4 - 1 - 1);  // the sums share a step
   }
   EXPECT_EQ(gradients, 2);  // of a, and of the sum
 }

@@ -146,6 +146,8 @@ std::string KernelExpression(const KernelRow& row) {
       return absl::StrCat("ForwardDropoutBits<", row.tile.q_rows, ">");
     case KernelKind::kDenseNumbers:
       return "attnd::NumbersKernel";
+    case KernelKind::kDenseChain:
+      return "attnd::ChainKernel";
     case KernelKind::kDenseNorm:
       return "attnd::NormKernel";
     case KernelKind::kDenseColumnSums:

@@ -137,6 +137,12 @@ class ModuleDevice {
   virtual void CopyColumns(ConstTensor in, const ColumnRange& from, Tensor out,
                            const ColumnRange& to, bool add, int64_t rows, int64_t count) = 0;
 
+  // ---- Segments. Vectors' and numbers' operations between the two, and sums of columns, may run
+  // as fewer kernels, of the same bits. What they write at `unread` nothing reads afterwards, so
+  // that it need not be written.
+  virtual void BeginSegment(absl::Span<const void* const> unread) { static_cast<void>(unread); }
+  virtual void EndSegment() {}
+
   // ---- Attention. mask_bits are the host's; the workspace has AttentionBytes of OneSequence.
   virtual absl::Status Supports(const Problem& problem, Direction direction) const = 0;
   virtual absl::Status Attend(const ForwardCall& call) = 0;
