@@ -36,7 +36,22 @@ struct SegmentWork {
   void operator+=(const SegmentWork& other);
 };
 
-SegmentWork WorkOf(const ModuleGraph& graph, int64_t block, Direction direction,
-                   const OpSegment& segment, const RowCounts& rows);
+// Counts the work of segments of one block in one direction.
+class BlockWork {
+ public:
+  // The graph outlives the object.
+  BlockWork(const ModuleGraph& graph, int64_t block, Direction direction, const RowCounts& rows);
+  SegmentWork Of(const OpSegment& segment) const;
+
+ private:
+  friend class SegmentTraffic;
+  const ModuleGraph& graph_;
+  const int64_t block_;
+  const Direction direction_;
+  const RowCounts rows_;
+  const std::vector<ModuleOp>& ops_;
+  const OpOrder order_;
+  const std::vector<int64_t> last_, holders_;  // [ops + 2]: LastUses, GradientHolders
+};
 
 }  // namespace attnd

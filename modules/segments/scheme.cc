@@ -54,10 +54,10 @@ BlockEnds BoundScheme(const ModuleGraph& graph, int64_t block, const RowCounts& 
                       const GpuRates& gpu) {
   const auto best = [&](Direction direction) {
     const SegmentMatcher matcher(graph, block, direction);
+    const BlockWork work(graph, block, direction, rows);
     std::vector<CostedSegment> costs;
     for (const OpSegment& segment : matcher.All()) {
-      costs.push_back({segment.first, segment.end,
-                       WorkOf(graph, block, direction, segment, rows).Microseconds(gpu)});
+      costs.push_back({segment.first, segment.end, work.Of(segment).Microseconds(gpu)});
     }
     return ShortestScheme(matcher.places(), costs);
   };

@@ -235,7 +235,8 @@ TEST(BoundScheme, JoinsWhatMovesFewerBytesInFewerLaunches) {
     EXPECT_EQ(ends.backward, fused);
   }
   const auto work = [&](Direction direction, int64_t first, int64_t end) {
-    return WorkOf(bert, 0, direction, *SegmentMatcher(bert, 0, direction).Match(first, end), rows);
+    return BlockWork(bert, 0, direction, rows)
+        .Of(*SegmentMatcher(bert, 0, direction).Match(first, end));
   };
   // Forward reads the branch and the residual, writes their sum and its norm. Alone the three ops
   // move 2 + 3 + 2.

@@ -37,18 +37,18 @@ class PlannedBlock {
                {"direction", direction == Direction::kForward ? "forward" : "backward"}}) {
     const RowCounts counts = {rows, graph.layout().memory_width > 0 ? rows : 0};
     const BlockEnds ends = BoundScheme(graph, block, counts, gpu);
+    const BlockWork work(graph, block, direction, counts);
     int64_t first = 0;
     for (int64_t end : direction == Direction::kForward ? ends.forward : ends.backward) {
       const OpSegment segment = *matcher_.Match(first, end);
       SegmentWork alone;
       double alone_us = 0;
       for (int64_t place = first; place < end; ++place) {
-        const SegmentWork op =
-            WorkOf(graph, block, direction, *matcher_.Match(place, place + 1), counts);
+        const SegmentWork op = work.Of(*matcher_.Match(place, place + 1));
         alone += op;
         alone_us += op.Microseconds(gpu);
       }
-      Add(segment, WorkOf(graph, block, direction, segment, counts), alone, gpu, alone_us);
+      Add(segment, work.Of(segment), alone, gpu, alone_us);
       first = end;
     }
     json_["bound_us"] = bound_us_;
