@@ -93,10 +93,10 @@ def _gloo_threads() -> List[List[str]]:
 
 
 def _wait_for_gloo() -> None:
-    """Returns when the threads of Gloo groups are idle, or after 2 s. Such a thread gives a collective's tensors back after
+    """Returns when the threads of Gloo groups are idle, or after 30 s. Such a thread gives a collective's tensors back after
     those who wait for the collective go on; where that needs Python while Python ends, the process aborts
     (pytorch/pytorch#190489)."""
-    is_idle, found, until = False, _gloo_threads(), time.monotonic() + 2
+    is_idle, found, until = False, _gloo_threads(), time.monotonic() + 30
     while not is_idle and time.monotonic() < until:
         time.sleep(0.01)  # One that waited for the interpreter has it now, and runs or is about to.
         before, found = found, _gloo_threads()
