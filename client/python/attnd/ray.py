@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import Any, Dict, List, Optional, Type
 
 from . import _checks
-from .daemon import Flag, serve
+from .daemon import serve
 from .errors import DeadlineExceeded, Unavailable, brief, wrong
 
 
 @brief
 def pool(gpus: int = 0, *, daemons: Optional[int] = None, resources: Optional[Dict[str, float]] = None,
-         folder: Optional[str] = None, timeout: float = 300.0, **flags: Flag) -> Pool:
+         folder: Optional[str] = None, timeout: float = 300.0, **flags: Any) -> Pool:
     """Starts daemons as actors and returns once all of them serve. They end with the pool, or with this program.
 
     gpus: of all daemons together, each of which has a whole number of them. 0: daemons on CPUs.
@@ -98,7 +98,7 @@ class Pool:
 class _Daemon:
     """The actor. It ends with its daemon, so that Ray makes it anew."""
 
-    def __init__(self, name: str, folder: Optional[str], flags: Dict[str, Flag]) -> None:
+    def __init__(self, name: str, folder: Optional[str], flags: Dict[str, Any]) -> None:
         host = import_module("ray").util.get_node_ip_address()
         self._daemon = serve(f"[{host}]:0" if ":" in host else f"{host}:0", **flags)
         self._file = None if folder is None else os.path.join(folder, f"{name}.addr")
