@@ -29,7 +29,7 @@ ATTN_HD bool FindNeighbours(int64_t rows, int64_t columns, ThreadIndex at, Neigh
   return true;
 }
 
-// What a rule makes of numbers; one definition for all kernels that have rules.
+// Applies a rule to numbers; one definition for all kernels that have rules.
 struct NumbersFunction {
   using Numbers = float[kNeighbours];
 
