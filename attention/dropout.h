@@ -46,8 +46,8 @@ ATTN_HD PhiloxBlock Philox4x32x7(PhiloxBlock counter, uint32_t key_lo, uint32_t 
   return counter;
 }
 
-// What one (batch entry, head) needs to decide its scores. `head_index` = b·total_q_heads + h of
-// the whole tensor.
+// The stream of one (batch entry, head), which decides its scores. `head_index` = b·total_q_heads +
+// h of the whole tensor.
 struct DropoutStream {
   uint32_t key_lo, key_hi;
   uint32_t offset_lo;

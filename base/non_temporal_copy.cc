@@ -3,14 +3,22 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
 namespace attnd {
+namespace {
 
-void CopyNonTemporal(std::byte* to, const std::byte* from, size_t size) {
+// One core copies 7 to 10 GB/s, a quarter of what memory gives four. A thread costs 0.1 ms.
+constexpr size_t kPartBytes = size_t{4} << 20;
+constexpr size_t kMostParts = 4;
+
+void CopyPart(std::byte* to, const std::byte* from, size_t size) {
 #if defined(__SSE2__)
   size_t head = std::min(size, -reinterpret_cast<uintptr_t>(to) % 16);
   std::memcpy(to, from, head);
@@ -30,6 +38,25 @@ void CopyNonTemporal(std::byte* to, const std::byte* from, size_t size) {
 #else
   std::memcpy(to, from, size);
 #endif
+}
+
+}  // namespace
+
+void CopyNonTemporal(std::byte* to, const std::byte* from, size_t size) {
+  const size_t cores = std::max(std::thread::hardware_concurrency(), 1U);
+  const size_t parts = std::clamp(size / kPartBytes, size_t{1}, std::min(kMostParts, cores));
+  const size_t part = size / parts;
+  std::vector<std::thread> threads;
+  size_t rest = size;  // the first bytes, which this thread copies
+  try {
+    while (threads.size() + 1 < parts) {
+      threads.emplace_back(&CopyPart, to + rest - part, from + rest - part, part);
+      rest -= part;
+    }
+  } catch (const std::system_error&) {  // no more threads are to be had
+  }
+  CopyPart(to, from, rest);
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace attnd

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <vector>
 
 namespace attnd {
@@ -19,6 +20,16 @@ TEST(CopyNonTemporal, CopiesExactlyTheBytesAtAnyAlignmentAndSize) {
         ASSERT_EQ(to[n], inside ? from[n - offset + 3] : std::byte{0xaa}) << offset << " " << size;
       }
     }
+  }
+}
+
+TEST(CopyNonTemporal, CopiesAllPartsOfALargeOne) {
+  for (const size_t size : {(size_t{8} << 20) - 1, (size_t{16} << 20) + 77}) {
+    std::vector<std::byte> from(size), to(size + 1);
+    for (size_t n = 0; n < size; ++n) from[n] = static_cast<std::byte>(n * 2654435761U >> 13);
+    CopyNonTemporal(to.data(), from.data(), size);
+    EXPECT_EQ(std::memcmp(to.data(), from.data(), size), 0);
+    EXPECT_EQ(to[size], std::byte{0});
   }
 }
 

@@ -213,11 +213,13 @@ def test_monitors_carry_the_labels_that_an_operator_selects():
 
 def test_the_query_of_a_pool_is_of_its_pods_alone():
     (scaled,) = of_kind(helm_documents({"pools": [{"name": "v100", "autoscaling": {"kind": "keda"}}]}), "ScaledObject")
-    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
-    pattern = re.search(r'pod=~"(.*?)"', query).group(1)
-    assert "attnd_queue_estimated_seconds" in query
-    assert re.fullmatch(pattern, "attnd-v100-7c9f8d6b54-x2x9q") and not re.fullmatch(pattern, "attnd-cpu-7c9f8d6b54-x2x9q")
-    assert not re.fullmatch(pattern, "attnd-v100-big-7c9f8d6b54-x2x9q")
+    queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
+    for query, series in zip(queries, ("attnd_queue_estimated_seconds", "attnd_busy_ratio"), strict=True):
+        pattern = re.search(r'pod=~"(.*?)"', query).group(1)
+        assert series in query
+        assert re.fullmatch(pattern, "attnd-v100-7c9f8d6b54-x2x9q")
+        assert not re.fullmatch(pattern, "attnd-cpu-7c9f8d6b54-x2x9q")
+        assert not re.fullmatch(pattern, "attnd-v100-big-7c9f8d6b54-x2x9q")
 
 
 def test_the_notes_name_the_address_and_the_next_command():

@@ -220,13 +220,14 @@ def test_the_rules_for_the_operator_are_those_for_prometheus():
     assert rules == expected, f"{path}: all below spec is deploy/prometheus/alerts.yml, two spaces to the right"
 
 
-def test_scaling_follows_the_estimated_queue(own_folder):
+def test_scaling_follows_series_that_exist(own_folder):
     resources = by_kind(kustomize(own_folder))
     scaler = resources["HorizontalPodAutoscaler"]["spec"]
     assert scaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment",
                                         "name": resources["Deployment"]["metadata"]["name"]}
-    (metric,) = [m["pods"]["metric"]["name"] for m in scaler["metrics"]]
-    assert re.search(rf"^\| `{metric}` \| gauge \|", read("docs", "METRICS.md"), re.M)
+    metrics = [m["pods"]["metric"]["name"] for m in scaler["metrics"]]
+    assert metrics == ["attnd_queue_estimated_seconds", "attnd_busy_ratio"]
+    assert all(re.search(rf"^\| `{metric}` \| gauge \|", read("docs", "METRICS.md"), re.M) for metric in metrics)
     assert "replicas" not in resources["Deployment"]["spec"], "an apply would undo the scaler's number"
 
 

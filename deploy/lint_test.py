@@ -24,8 +24,6 @@ PLANTED = {"hadolint": "FROM debian\nRUN cd /tmp\n", "shellcheck": "#!/bin/bash\
 
 
 def lint(name, files):
-    if not os.path.exists(LINTERS):
-        pytest.skip("no linters here")
     return subprocess.run([*COMMANDS[name], *files], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL,
                           env={**os.environ, "PYTHONPATH": LINTERS}, timeout=300)
 

@@ -42,6 +42,8 @@ const char* KindName(KernelKind kind) {
       return "capture_sums";
     case KernelKind::kDenseNumbers:
       return "dense_numbers";
+    case KernelKind::kDenseChain:
+      return "dense_chain";
     case KernelKind::kDenseNorm:
       return "dense_norm";
     case KernelKind::kDenseColumnSums:
@@ -64,7 +66,7 @@ const char* KindName(KernelKind kind) {
   return "unknown";
 }
 
-// What scores a row is for.
+// The kinds of scores that a row is for.
 struct Scores {
   bool general, listed;
 };
@@ -119,7 +121,8 @@ void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
 }
 
 constexpr int kSmallRows = 32;
-// Of masks whose tiles are mostly empty inside. A block is one score warp and one output warp.
+// Adds rows for masks whose tiles are mostly empty inside. A block is one score warp and one output
+// warp.
 void AddSmallForward(int head_dim, std::vector<KernelRow>& rows) {
   for (bool dropout : {false, true}) {
     const int blocks = head_dim > 64 ? 4 : head_dim > 32 ? 6 : 8;
@@ -152,7 +155,8 @@ void AddSmallBackward(int head_dim, std::vector<KernelRow>& rows) {
   }
 }
 
-// What fits: 256 registers × 256 threads hold Q and O of 128 rows up to 128 wide, of 64 beyond.
+// The tile that fits: 256 registers × 256 threads hold Q and O of 128 rows up to 128 wide, of 64
+// beyond.
 Tile ForwardTile(int head_dim) {
   return {head_dim > 128 ? 64 : 128, 32, head_dim, head_dim <= 64 ? 2 : 1};
 }
@@ -180,8 +184,8 @@ void AddForward(int head_dim, std::vector<KernelRow>& rows) {
   }
 }
 
-// What every architecture needs around its forward and backward, of rows of `element`. On sm_70
-// what stands around the search under a mask or a bias (rules/seen_keys.h) spills.
+// Adds the kernels that every architecture needs around its forward and backward, for rows of
+// `element`. On sm_70 the code around the search under a mask or a bias (rules/seen_keys.h) spills.
 void AddPasses(ElementType element, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kKeyBounds, KernelKind::kDelta}) {
     rows.push_back({.kind = kind,
@@ -225,12 +229,12 @@ void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
                   .reason = "captured attention maps"});
 }
 
-// What modules need beside attention, the same code for every architecture.
+// Adds the kernels of modules besides attention, the same code for every architecture.
 void AddDense(std::vector<KernelRow>& rows) {
   for (KernelKind kind :
-       {KernelKind::kDenseNumbers, KernelKind::kDenseNorm, KernelKind::kDenseColumnSums,
-        KernelKind::kDenseRotary, KernelKind::kDenseSquares, KernelKind::kDenseStep,
-        KernelKind::kDenseProduct}) {
+       {KernelKind::kDenseNumbers, KernelKind::kDenseChain, KernelKind::kDenseNorm,
+        KernelKind::kDenseColumnSums, KernelKind::kDenseRotary, KernelKind::kDenseSquares,
+        KernelKind::kDenseStep, KernelKind::kDenseProduct}) {
     const bool is_product = kind == KernelKind::kDenseProduct;
     const bool is_norm = kind == KernelKind::kDenseNorm;
     const bool is_sums = kind == KernelKind::kDenseColumnSums;
@@ -239,11 +243,13 @@ void AddDense(std::vector<KernelRow>& rows) {
     rows.push_back({.kind = kind,
                     .tile = {0, 0, 0, blocks},
                     .reason = "layers of modules",
-                    .spill_bytes = is_product ? 16 : is_norm || is_sums ? 48 : 0});
+                    .spill_bytes = is_product ? 16
+                                   : is_sums  ? 48
+                                              : 0});
   }
 }
 
-// Of float32 what stays for the rare second run spills, and is loaded once a step at most; on sm_80
+// In float32 the state for the rare second run spills, and is loaded once a step at most; on sm_80
 // also what that run, unrolled, has in flight.
 void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kProductRowsRows, KernelKind::kProductRowsDepth,
@@ -259,8 +265,8 @@ void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) 
   }
 }
 
-// In wide tiles. Gradients of weights take turns at a tile: their blocks must begin in order, each
-// with work of its own, so they do not stay.
+// Adds products in wide tiles. Gradients of weights take turns at a tile: their blocks must begin
+// in order, each with work of its own, so they do not stay.
 void AddWideProducts(ElementType element, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kProductRowsRows, KernelKind::kProductRowsDepth,
                           KernelKind::kProductDepthDepth}) {
@@ -335,12 +341,12 @@ std::vector<KernelRow> Sm70Rows() {
   return rows;
 }
 
-// As wide as 255 registers of 128 threads (forward) or 256 (backward) allow.
+// The tile is as wide as 255 registers of 128 threads (forward) or 256 (backward) allow.
 Tile ForwardTileOfSm80(int head_dim) {
   return head_dim > 128 ? Tile{64, 64, head_dim, 1} : Tile{128, 64, head_dim, 1};
 }
 Tile BackwardTileOfSm80(int head_dim) { return {64, head_dim > 128 ? 64 : 128, head_dim, 1}; }
-// Of float32 two blocks an SM share its memory, but for backward of wide heads.
+// In float32 two blocks an SM share its memory, but for backward of wide heads.
 Tile FloatForwardTile(int head_dim) { return {128, head_dim > 64 ? 32 : 64, head_dim, 1}; }
 Tile FloatBackwardTile(int head_dim) { return {64, 64, head_dim, head_dim > 64 ? 1 : 2}; }
 

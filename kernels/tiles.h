@@ -26,8 +26,8 @@ struct ArchitectureInfo {
 const std::vector<ArchitectureInfo>& Architectures();
 const ArchitectureInfo& InfoOf(Architecture architecture);
 
-// What the compiler calls GPUs of this compute capability: "sm_80"; of 90 "sm_90a", which no other
-// runs.
+// Returns the compiler's name of GPUs of this compute capability: "sm_80"; for 90 "sm_90a", whose
+// code no other GPU runs.
 std::string TargetOf(int compute_capability);
 
 enum class KernelKind : unsigned char {
@@ -46,9 +46,10 @@ enum class KernelKind : unsigned char {
   kKeepRows,            // after a kept bfloat16 forward: V and O in backward's scale
   kCaptureScores,  // after a forward whose map is captured: tiles of the map, summed over heads
   kCaptureSums,    // then their averages, blocks and moments
-  // What modules compute beside attention (kernels/dense): any shape and element.
+  // The operations of modules besides attention (kernels/dense), of any shape and element.
   kDenseNumbers,     // copies, functions of single numbers, dropout
-  kDenseNorm,        // normalisation and its gradient
+  kDenseChain,       // several such functions, one after the other
+  kDenseNorm,        // normalisation and its gradient, with such functions before and behind
   kDenseColumnSums,  // gradients of biases and norms
   kDenseRotary,
   kDenseSquares,  // of gradients, for their norm
@@ -80,11 +81,11 @@ struct KernelRow {
   bool rests_by_row = false;  // of dQ's second integers (NeedsDqRest): only rows that need them
   Tile tile = {};             // see tile_math.h; kDelta and kQueryGradient: q_rows only
   const char* reason = "";    // who needs it
-  // What its target's registers may be short of, and what it then is: more stops the build.
+  // Bytes that may spill when its target's registers run short: more stops the build.
   int spill_bytes = 0;
 };
 
-// Of backward: whether the kernel itself zeroes dQ's sums, rather than the host.
+// Tells whether the kernel of backward itself zeroes dQ's sums, rather than the host.
 inline bool ZeroesSums(const KernelRow& row) {
   return row.kind == KernelKind::kBackward && row.stays;
 }

@@ -157,6 +157,28 @@ ModuleLayout DecoderLayers(const LayerSizes& s) {
   return layout;
 }
 
+absl::Span<const KnownModel> KnownModels() {
+  constexpr auto sizes = [](int64_t layers, int64_t width, int64_t heads, int64_t kv_heads,
+                            int64_t inner) {
+    return LayerSizes{
+        .width = width, .heads = heads, .kv_heads = kv_heads, .inner = inner, .layers = layers};
+  };
+  static constexpr KnownModel kModels[] = {
+      {"bert-base", &BertLayers, sizes(12, 768, 12, 12, 3072), 512},
+      {"bert-large", &BertLayers, sizes(24, 1024, 16, 16, 4096), 512},
+      {"gpt2", &GptLayers, sizes(12, 768, 12, 12, 3072), 1024},
+      {"gpt2-medium", &GptLayers, sizes(24, 1024, 16, 16, 4096), 1024},
+      {"llama-1b", &LlamaLayers, sizes(16, 2048, 32, 8, 8192), 4096}};
+  return kModels;
+}
+
+const KnownModel* KnownModelNamed(absl::string_view name) {
+  for (const KnownModel& model : KnownModels()) {
+    if (name == model.name) return &model;
+  }
+  return nullptr;
+}
+
 ModuleLayout OneLinear() {
   ModuleLayout layout;
   layout.width = 8;

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "modules/layout.h"
 
 namespace attnd {
@@ -19,6 +21,16 @@ ModuleLayout GptLayers(const LayerSizes& sizes);    // pre-norm, packed QKV, tra
 ModuleLayout LlamaLayers(const LayerSizes& sizes);  // RMS, rotary, grouped heads, gated; QK-norm
 // A decoder layer: attention over itself, then over a memory of the same width.
 ModuleLayout DecoderLayers(const LayerSizes& sizes);
+// Models whose layers are such, and a usual length of their sequences.
+struct KnownModel {
+  const char* name;
+  ModuleLayout (*layers)(const LayerSizes& sizes);
+  LayerSizes sizes;
+  int64_t length;
+};
+absl::Span<const KnownModel> KnownModels();
+const KnownModel* KnownModelNamed(absl::string_view name);  // null: not known
+
 // One product of 8 columns without a bias: "layer.weight".
 ModuleLayout OneLinear();
 

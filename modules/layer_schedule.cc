@@ -4,6 +4,7 @@
 #include <numeric>
 #include <variant>
 
+#include "modules/op_order.h"
 #include "modules/op_uses.h"
 
 namespace attnd {
@@ -66,10 +67,10 @@ void AddAttentionGradients(const AttentionOp& op, int64_t number, int64_t step, 
 // The last step of backward that reads each value itself, −1 where none does.
 std::vector<int64_t> BackwardReads(const ModuleGraph& graph, int64_t block) {
   const std::vector<ModuleOp>& ops = graph.layout().blocks[block].ops;
-  const int64_t count = static_cast<int64_t>(ops.size());
-  std::vector<int64_t> last(count + kFirstOpValue, -1);
-  for (int64_t n = count - 1; n >= 0; --n) {
-    const int64_t step = 2 * count - 1 - n;
+  const OpOrder order = OrderOf(graph, block);
+  std::vector<int64_t> last(ops.size() + kFirstOpValue, -1);
+  for (int64_t n : std::vector<int64_t>(order.ops.rbegin(), order.ops.rend())) {
+    const int64_t step = order.BackwardStepOf(n);
     for (const ValueUse& use : ValuesOf(ops[n])) last[use.value] = step;
     if (std::holds_alternative<AttentionOp>(ops[n].kind)) {
       last[n + kFirstOpValue] = std::max(last[n + kFirstOpValue], step);
@@ -83,20 +84,21 @@ void AddRecomputed(const ModuleGraph& graph, int64_t block, Recompute recompute,
   const std::vector<bool> again = RecomputedValues(graph, block, recompute);
   const std::vector<bool> needed = NeededValues(graph, block);
   const std::vector<int64_t> reads = BackwardReads(graph, block);
+  const OpOrder order = OrderOf(graph, block);
   std::vector<int64_t> last(ops.size() + kFirstOpValue, -1);
-  for (size_t n = 0; n < ops.size(); ++n) {
+  for (int64_t n : order.ops) {
     if (!again[n + kFirstOpValue]) continue;
-    for (const ValueUse& use : ValuesOf(ops[n])) last[use.value] = n;
+    for (const ValueUse& use : ValuesOf(ops[n])) last[use.value] = order.StepOf(n);
   }
-  for (size_t n = 0; n < ops.size(); ++n) {
-    const int64_t value = n + kFirstOpValue;
+  for (int64_t n : order.ops) {
+    const int64_t value = n + kFirstOpValue, step = order.StepOf(n);
     if (!again[value]) continue;
-    buffers.AddValue(BufferUse::kValue, value, n,
-                     needed[value] ? reads[value] : std::max<int64_t>(last[value], n));
+    buffers.AddValue(BufferUse::kValue, value, step,
+                     needed[value] ? reads[value] : std::max(last[value], step));
     if (const auto* op = std::get_if<AttentionOp>(&ops[n].kind)) {
-      AddTurned(*op, ForwardKeys(n), n, buffers);
-      buffers.AddRowNumbers(BufferKey(BufferUse::kLogSumExp, n), op->q.heads, n,
-                            2 * ops.size() - 1 - n);
+      AddTurned(*op, ForwardKeys(n), step, buffers);
+      buffers.AddRowNumbers(BufferKey(BufferUse::kLogSumExp, n), op->q.heads, step,
+                            order.BackwardStepOf(n));
     }
   }
 }
@@ -143,12 +145,15 @@ std::vector<ArenaBuffer> ForwardBuffers(const ModuleGraph& graph, int64_t block,
                                         const RowCounts& rows) {
   const std::vector<ModuleOp>& ops = graph.layout().blocks[block].ops;
   const std::vector<int64_t> last = graph.LastUses(block);
+  const OpOrder order = OrderOf(graph, block);
   Buffers buffers(graph, block, rows);
-  for (size_t n = 0; n < ops.size(); ++n) {
-    const int64_t value = n + kFirstOpValue;
-    if (n + 1 < ops.size()) buffers.AddValue(BufferUse::kValue, value, n, last[value]);
+  for (int64_t n : order.ops) {
+    const int64_t value = n + kFirstOpValue, step = order.StepOf(n);
+    if (value != static_cast<int64_t>(ops.size()) - 1 + kFirstOpValue) {
+      buffers.AddValue(BufferUse::kValue, value, step, order.StepOf(last[value]));
+    }
     if (const auto* op = std::get_if<AttentionOp>(&ops[n].kind)) {
-      AddTurned(*op, ForwardKeys(n), n, buffers);
+      AddTurned(*op, ForwardKeys(n), step, buffers);
     }
   }
   return buffers.Take();
@@ -158,22 +163,23 @@ std::vector<ArenaBuffer> BackwardBuffers(const ModuleGraph& graph, int64_t block
                                          Recompute recompute, const RowCounts& rows) {
   const std::vector<ModuleOp>& ops = graph.layout().blocks[block].ops;
   const std::vector<int64_t> last = graph.LastUses(block);
-  const int64_t count = static_cast<int64_t>(ops.size());
+  const OpOrder order = OrderOf(graph, block);
   Buffers buffers(graph, block, rows);
   AddRecomputed(graph, block, recompute, buffers);
   const std::vector<int64_t> holders = GradientHolders(graph, block);
   std::vector<int64_t> ends(holders.size(), -1);  // of each buffer: its last step
-  for (int64_t n = 0; n < count; ++n) {
+  for (int64_t n : order.ops) {
     int64_t& end = ends[holders[n + kFirstOpValue]];
-    end = std::max(end, 2 * count - 1 - n);
+    end = std::max(end, order.BackwardStepOf(n));
   }
-  for (int64_t n = count - 1; n >= 0; --n) {
-    const int64_t step = 2 * count - 1 - n, value = n + kFirstOpValue;
-    if (n + 1 < count && holders[value] == value) {
-      buffers.AddValue(BufferUse::kGradient, value, 2 * count - 1 - last[value], ends[value]);
+  for (int64_t n : order.ops) {
+    const int64_t value = n + kFirstOpValue;
+    const bool is_output = n + 1 == static_cast<int64_t>(ops.size());
+    if (!is_output && holders[value] == value) {
+      buffers.AddValue(BufferUse::kGradient, value, order.BackwardStepOf(last[value]), ends[value]);
     }
     if (const auto* op = std::get_if<AttentionOp>(&ops[n].kind)) {
-      AddAttentionGradients(*op, n, step, buffers);
+      AddAttentionGradients(*op, n, order.BackwardStepOf(n), buffers);
     }
   }
   return buffers.Take();

@@ -1,6 +1,7 @@
 // LayerSchedule: the workspace of one layer of a block: which buffers each direction needs and for
-// which steps. Forward runs op n at step n. Backward computes what was not kept first (op n at step
-// n of N), then runs op n at step 2·N − 1 − n. Pure functions; any thread.
+// which steps. Forward runs an op at its step of OpOrder. Backward computes what was not kept
+// first, at the same steps, then runs an op of step n of N at step 2·N − 1 − n. Pure functions; any
+// thread.
 #pragma once
 
 #include <cstdint>

@@ -102,17 +102,23 @@ class DeviceYield {
   virtual void Yield() = 0;
 };
 
+// Seconds that calls spent on moving tensors to a device and back; on a CPU none.
+struct TransferSeconds {
+  double upload = 0, download = 0;
+};
+
 struct ModuleForwardCall {
   const CallRows* rows = nullptr;
   CallDropout dropout;
-  absl::Span<const std::byte> x;        // [rows, width] of the graph's BorderElement
-  absl::Span<const std::byte> memory;   // [memory rows, memory_width]; empty without
-  absl::Span<const uint8_t> mask_bits;  // iff rows->bool_mask
-  bool keep = false;                    // for Backward; then dropout.is_training counts there too
-  LayerRange layers = {};               // x is the first one's input, y the last one's output
-  absl::Span<std::byte> y;              // as x; may lie where x does
-  std::stop_token stop;                 // looked at between ops
-  DeviceYield* yield = nullptr;         // null: nobody else wants the devices
+  absl::Span<const std::byte> x;         // [rows, width] of the graph's BorderElement
+  absl::Span<const std::byte> memory;    // [memory rows, memory_width]; empty without
+  absl::Span<const uint8_t> mask_bits;   // iff rows->bool_mask
+  bool keep = false;                     // for Backward; then dropout.is_training counts there too
+  LayerRange layers = {};                // x is the first one's input, y the last one's output
+  absl::Span<std::byte> y;               // as x; may lie where x does
+  std::stop_token stop;                  // looked at between ops
+  DeviceYield* yield = nullptr;          // null: nobody else wants the devices
+  TransferSeconds* transfers = nullptr;  // added to; null: nobody asks
 };
 
 // A Backward of the layers that the Forward ran.
@@ -127,6 +133,7 @@ struct ModuleBackwardCall {
   // gradients hold a call whole or not at all.
   std::stop_token stop;
   DeviceYield* yield = nullptr;  // as Forward's
+  TransferSeconds* transfers = nullptr;
 };
 
 struct GradientStats {

@@ -165,9 +165,10 @@ absl::Status TooLarge(const Planner& planner, const ModulePlan& plan, const Modu
     return without + planner.ActivationBytes(plan.recompute, rows) <= budget;
   };
   if (limits.kept_rows == 0 || !fits(limits.max_rows)) {
-    return absl::OutOfRangeError(absl::StrCat("limits.max_rows: expected a module of at most ",
-                                              budget, " bytes, got ", plan.bytes(), " with ",
-                                              limits.max_rows, " rows a call"));
+    return absl::OutOfRangeError(
+        absl::StrCat("limits.max_rows: expected a module of at most ", budget,
+                     " bytes (by fewer rows or layers, or a larger --module_memory_mib), got ",
+                     plan.bytes(), " with ", limits.max_rows, " rows a call"));
   }
   int64_t low = limits.max_rows, high = limits.kept_rows;  // low fits, high does not
   while (low + 1 < high) {

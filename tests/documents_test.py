@@ -336,6 +336,9 @@ def test_site_is_built_of_all_documents(tmp_path):
     site.build(str(tmp_path / "site"), packages)
     for page in ("index", "SECURITY", "docs/start", "docs/MASKS", "docs/figures/cpu"):
         assert "<article" in (tmp_path / "site" / (page + ".html")).read_text()
+    for page in ("index", "docs/ARCHITECTURE"):  # diagrams are drawn
+        text = (tmp_path / "site" / (page + ".html")).read_text()
+        assert "flowchart" not in text and re.search(r'<div class="diagram"><svg(.|\n)*</svg></div>', text)
     assert "HBM_PRESSURE" in (tmp_path / "site" / "search" / "search_index.json").read_text()
     assert (tmp_path / "site" / "examples" / "numpy_attention.py").exists()
 
@@ -449,8 +452,27 @@ def wrong_layers(page):
                 yield f"{cells[0]}, {gbit} Gbit/s: {gain:.3g}, documented {documented}"
 
 
+def wrong_shares(page):
+    """Steps a second of 40 workers and eight V100s: the least of what their links, the hosts' links and the GPUs do."""
+    attention = estimate("--shape", "8,16,8192,64", "--link-gbit", "10")
+    steps = [(attention["bytes"], attention["flops"], 70.1e12),
+             (4 * 16384 * 768 * 2, 6 * 12 * 12 * 768 ** 2 * 16384 + 14 * 512 * 16384 * 768 * 12, 70e12)]
+    alone = [40 * 1.39e12 / flops for _, flops, _ in steps]
+    for cells in table(page, r"none: the workers|\d+ hosts? with"):
+        name = re.match(r"(\d+) hosts? with .* (\d+) Gbit", cells[0])
+        for n, (moved, flops, rate) in enumerate(steps):
+            true = alone[n]
+            if name:
+                links = [40 * 10, int(name.group(1)) * int(name.group(2))]
+                true = min(*(gbit * 0.115e9 / moved for gbit in links), 8 * rate / flops)
+            for documented, figure in zip(cells[1 + 2 * n:3 + 2 * n], (true, true / alone[n])):
+                if abs(float(documented.strip("*")) / figure - 1) > 0.03:
+                    yield f"{cells[0]}: {figure:.3g}, documented {documented}"
+
+
 @pytest.mark.parametrize("check, planted", [
-    (wrong_layers, ("| 6.7 |", "| 7.1 |")), (wrong_lengths, ("| 1057 |", "| 1100 |")), (wrong_lengths, ("| 37 |", "| 40 |")),
+    (wrong_shares, ("| 7.9 |", "| 9.8 |")), (wrong_layers, ("| 6.7 |", "| 7.1 |")),
+    (wrong_lengths, ("| 1057 |", "| 1100 |")), (wrong_lengths, ("| 37 |", "| 40 |")),
     (wrong_factors, ("| 1.34 |", "| 1.30 |")),
     (wrong_work, ("| 201 |", "| 210 |")), (wrong_work, ("| 101 | 0.88", "| 101 | 0.80"))],
     ids=lambda one: one.__name__ if callable(one) else one[0].strip("| "))

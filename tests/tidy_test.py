@@ -305,16 +305,13 @@ def nothing_of_one_machine(tree):
 
 
 OPENERS = "Of|What|Whose|Such|Besides?"
-# Comments of device code count for kernels.lock, which ./dev lock makes anew.
-DEVICE_CODE = re.compile(r"kernels/(rules|ptx|dense|sm\d+)/|kernels/(tiles|cuda/library/kernel_source)\.|"
-                         r"attention/(elementwise_)?dropout\.h|attention/score_rule\.h")
 
 
 def comments_open_with_a_subject(tree):
     """The first sentence of a comment or docstring has a subject and a verb, so it opens with none of OPENERS."""
     for name, text in tree.items():
         mark = "//" if name.endswith((*CPP, ".c", ".proto")) else "#"
-        if not (is_code(name) or name.endswith((".c", ".yaml", ".yml", ".cfg"))) or DEVICE_CODE.match(name):
+        if not (is_code(name) or name.endswith((".c", ".yaml", ".yml", ".cfg"))):
             continue
         opens = re.compile(rf'(?:\s*{mark}+@?|.*\S\s+{mark}|\s*[rf]?""") ?({OPENERS})\b')
         before = ""

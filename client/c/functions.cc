@@ -20,6 +20,11 @@
 #include "client/c/mask.h"
 #include "client/call/client_core.h"
 
+// Since it has no GPR_ASSERT gRPC logs with abseil.
+#ifndef GPR_ASSERT
+#include "absl/log/globals.h"
+#endif
+
 struct attnd_residual {
   attnd::Residual residual;
 };
@@ -98,7 +103,12 @@ absl::Status RunHealth(attnd_client& client, int index, attnd_call& call, int32_
 // gRPC writes what it thinks of a peer to stderr, which belongs to the program that we are part of.
 // The error that a call ends with says it too. GRPC_VERBOSITY, where set, brings it back.
 [[maybe_unused]] const bool kQuiet = [] {
-  if (std::getenv("GRPC_VERBOSITY") == nullptr) gpr_set_log_function([](gpr_log_func_args*) {});
+  if (std::getenv("GRPC_VERBOSITY") != nullptr) return true;
+#ifdef GPR_ASSERT
+  gpr_set_log_function([](gpr_log_func_args*) {});
+#else
+  absl::SetStderrThreshold(absl::LogSeverityAtLeast::kInfinity);
+#endif
   return true;
 }();
 

@@ -91,7 +91,7 @@ std::vector<absl::StatusOr<std::string>> CallOverEach(
     if (borrowed.queue().AsyncNext(&tag, &ok, until) == grpc::CompletionQueue::GOT_EVENT) {
       auto& one = *static_cast<OneUnary*>(tag);
       one.connection->Leave(&one.context);
-      if (std::optional<ModuleLoad> load = ModuleLoadOf(one.context)) {
+      if (std::optional<ReportedLoad> load = ReportedLoadOf(one.context)) {
         core.connections.ReportModules(one.address, *load);
       }
       one.address = -1;

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -47,8 +49,10 @@ absl::Status CheckAddress(absl::string_view address) {
 bool IsHostAndPort(absl::string_view address) {
   const size_t colon = address.rfind(':');
   if (colon == absl::string_view::npos || colon == 0) return false;
+  const absl::string_view digits = address.substr(colon + 1);
   int port = 0;
-  return absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 1 && port <= 65535 &&
+  return absl::c_all_of(digits, absl::ascii_isdigit) && absl::SimpleAtoi(digits, &port) &&
+         port >= 1 && port <= 65535 &&
          address.substr(0, colon).find_first_of("/, ") == absl::string_view::npos;
 }
 

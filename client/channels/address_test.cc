@@ -31,6 +31,8 @@ TEST(CheckAddress, RefusesWhatGrpcWouldTakeForSomethingElse) {
                               "localhost:0",
                               "localhost:65536",
                               "localhost:-1",
+                              "localhost: 7070",
+                              "localhost:+7070",
                               "localhost:grpc",
                               "unix:",
                               "unix",

@@ -407,12 +407,12 @@ void Connections::ReportQueue(int address_index, absl::Duration queue) {
   addresses_[address_index].queue_ends = clock_.Now() + std::min(queue, kLongestQueue);
 }
 
-void Connections::ReportModules(int address_index, const ModuleLoad& load) {
+void Connections::ReportModules(int address_index, const ReportedLoad& load) {
   absl::MutexLock lock(&mutex_);
   addresses_[address_index].modules = load;
 }
 
-std::optional<ModuleLoad> Connections::modules_of(int address_index) const {
+std::optional<ReportedLoad> Connections::modules_of(int address_index) const {
   absl::MutexLock lock(&mutex_);
   return addresses_[address_index].modules;
 }

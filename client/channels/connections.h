@@ -108,8 +108,8 @@ class Connections {
   // The server told of so much work before a further call.
   void ReportQueue(int address_index, absl::Duration queue);
   // The server told so of its modules; the last such report, or nothing.
-  void ReportModules(int address_index, const ModuleLoad& load);
-  std::optional<ModuleLoad> modules_of(int address_index) const;
+  void ReportModules(int address_index, const ReportedLoad& load);
+  std::optional<ReportedLoad> modules_of(int address_index) const;
   // A call there has made no progress since then. Asks the server whether it answers, where that is
   // longer than a call may be silent and there is another address. Returns at once.
   void Suspect(int address_index, absl::Time silent_since);
@@ -147,7 +147,7 @@ class Connections {
     absl::Time queue_ends = absl::InfinitePast();  // of what the server has told of
     bool gone = false;                             // its name has it no more
     bool silent = false;                           // the prober got no answer
-    std::optional<ModuleLoad> modules;             // as the server has told
+    std::optional<ReportedLoad> modules;           // as the server has told
     int failures = 0;                              // in a row
     uint64_t last_picked = 0;                      // sequence number
   };

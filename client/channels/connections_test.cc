@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
@@ -255,6 +257,27 @@ TEST(LookUpReplicas, ReadsFilesAndFolders) {
   EXPECT_EQ(LookUpReplicas(*ReplicaNameOf("file:" + folder + "/list")),
             Names({"unix:/run/attnd.sock", "node1:1"}));
   EXPECT_TRUE(LookUpReplicas(*ReplicaNameOf("file:/no/such")).empty());
+  std::filesystem::remove_all(folder);
+}
+
+TEST(LookUpReplicas, PassesOverWhatIsNoFileOfAddresses) {
+  const std::string folder = testing::TempDir() + "/garbage";
+  std::filesystem::create_directories(folder + "/folder");
+  ASSERT_EQ(mkfifo((folder + "/pipe").c_str(), 0600), 0);  // reading it would never end
+  std::filesystem::create_symlink("/no/such", folder + "/dangling");
+  std::filesystem::create_symlink("/dev/zero", folder + "/device");
+  auto write = [&](const std::string& name, const std::string& text) {
+    std::ofstream(folder + "/" + name, std::ios::binary) << text;
+  };
+  std::mt19937 random(7);
+  std::string noise;
+  while (noise.size() < 100'000) noise += static_cast<char>(random());
+  write("noise", noise);
+  write("too_long", std::string(2 << 20, '\n') + "node9:7070");
+  write("text", "level: 3\n{\"port\": 7070}\nno\x01" "de:7070\nnode:99999\nhttp://node:7070\n");
+  write("good", "node7:7070\n\n");
+  EXPECT_EQ(LookUpReplicas(*ReplicaNameOf("dir:" + folder)), Names({"node7:7070"}));
+  EXPECT_TRUE(LookUpReplicas(*ReplicaNameOf("file:" + folder + "/pipe")).empty());
   std::filesystem::remove_all(folder);
 }
 

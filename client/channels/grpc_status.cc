@@ -55,11 +55,11 @@ std::optional<absl::Duration> QueueOf(const grpc::ClientContext& finished_call) 
   return absl::Seconds(*seconds);
 }
 
-std::optional<ModuleLoad> ModuleLoadOf(const grpc::ClientContext& finished_call) {
+std::optional<ReportedLoad> ReportedLoadOf(const grpc::ClientContext& finished_call) {
   const std::optional<double> seconds = NumberIn(finished_call, "attnd-module-queue-seconds");
   const std::optional<double> memory = NumberIn(finished_call, "attnd-module-memory");
   if (!seconds.has_value() || !memory.has_value()) return std::nullopt;
-  return ModuleLoad{*seconds, *memory};
+  return ReportedLoad{*seconds, *memory};
 }
 
 }  // namespace attnd

@@ -30,10 +30,10 @@ std::optional<absl::Duration> QueueOf(const grpc::ClientContext& finished_call);
 // The load by modules that the server tells of in trailers of their calls:
 // attnd-module-queue-seconds, the work of those under way; attnd-module-memory, the part that is
 // used of what this caller's may take.
-struct ModuleLoad {
+struct ReportedLoad {
   double queue_seconds = 0;
   double memory = 0;  // 0..1
 };
-std::optional<ModuleLoad> ModuleLoadOf(const grpc::ClientContext& finished_call);
+std::optional<ReportedLoad> ReportedLoadOf(const grpc::ClientContext& finished_call);
 
 }  // namespace attnd

@@ -11,6 +11,7 @@
 #include <memory>
 #include <system_error>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -22,6 +23,7 @@ namespace attnd {
 namespace {
 
 constexpr int kMaxSrvAnswerBytes = 64 << 10;  // DNS has no longer one
+constexpr uintmax_t kMaxAddressFileBytes = 1 << 20;
 
 void AddOnce(std::string target, std::vector<std::string>& targets) {
   if (std::find(targets.begin(), targets.end(), target) == targets.end()) {
@@ -87,10 +89,20 @@ std::vector<std::string> LookUpService(const std::string& name) {
   return targets;
 }
 
-void AddLines(const std::string& text, std::vector<std::string>& targets) {
+bool IsText(absl::string_view line) {
+  return absl::c_all_of(line, [](unsigned char c) { return absl::ascii_isprint(c); });
+}
+
+// Passes over what is no file of addresses: folders, pipes, dumps, lines of something else.
+void AddLines(const std::string& path, std::vector<std::string>& targets) {
+  std::error_code error;
+  if (!IsRegularFile(path) || std::filesystem::file_size(path, error) > kMaxAddressFileBytes) {
+    return;
+  }
+  const std::string text = ReadFile(path);
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     const absl::string_view address = absl::StripAsciiWhitespace(line);
-    if (CheckAddress(address).ok() && !ReplicaNameOf(address).has_value()) {
+    if (IsText(address) && CheckAddress(address).ok() && !ReplicaNameOf(address).has_value()) {
       AddOnce(std::string(address), targets);
     }
   }
@@ -105,7 +117,7 @@ std::vector<std::string> ReadDirectory(const std::string& path) {
     if (file->path().filename().string()[0] != '.') files.push_back(file->path().string());
   }
   std::sort(files.begin(), files.end());
-  for (const std::string& file : files) AddLines(ReadFile(file), targets);
+  for (const std::string& file : files) AddLines(file, targets);
   return targets;
 }
 
@@ -137,7 +149,7 @@ std::vector<std::string> LookUpReplicas(const ReplicaName& name) {
     case ReplicaName::Kind::kDirectory:
       return ReadDirectory(name.host);
     case ReplicaName::Kind::kFile:
-      AddLines(ReadFile(name.host), targets);
+      AddLines(name.host, targets);
   }
   return targets;
 }

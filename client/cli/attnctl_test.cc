@@ -86,6 +86,33 @@ TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
   }
 }
 
+TEST(Attnctl, PlansSegmentsOfAModelWithoutADaemon) {
+  using Json = nlohmann::json;
+  const Outcome told =
+      RunAttnctl("--address 127.0.0.1:1 -o json module plan bert-base --rows 512,4096");
+  ASSERT_EQ(told.exit_code, 0) << told.output;
+  const Json plan = Json::parse(told.output);
+  EXPECT_EQ(plan["gpu"], "h100");
+  ASSERT_EQ(plan["plans"].size(), 4);  // two numbers of rows, two directions
+  const Json& forward = plan["plans"][2];
+  EXPECT_EQ(forward["rows"], 4096);
+  EXPECT_EQ(forward["direction"], "forward");
+  EXPECT_EQ(forward["launches_saved"], 2);  // twice a sum with its norm
+  EXPECT_EQ(forward["bytes_saved"], 2 * 4096.0 * 768 * 2);
+  EXPECT_EQ(forward["segments"][5]["ops"], (Json{"binary", "norm"}));
+  EXPECT_EQ(forward["segments"][5]["template"], "rows");
+  EXPECT_LT(plan["plans"][0]["bound_us"], forward["bound_us"]);
+  const Outcome table = RunAttnctl("module plan llama-1b --gpu v100");
+  EXPECT_EQ(table.exit_code, 0);
+  EXPECT_TRUE(absl::StrContains(table.output, "activation + binary")) << table.output;
+  EXPECT_EQ(RunAttnctl("module plan bert-base --rows 0").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("module plan bert-base --rows x").exit_code, 2);
+  const Outcome gpu = RunAttnctl("module plan bert-base --gpu k80");
+  EXPECT_EQ(gpu.exit_code, 2);
+  EXPECT_TRUE(absl::StrContains(gpu.output, "--gpu: expected v100, a100, h100, h200, got k80"));
+  EXPECT_EQ(RunAttnctl("module plan /no/such --rows 512").exit_code, 4);
+}
+
 TEST(Attnctl, TellsWhichFlagIsOfTheWrongKind) {
   const Outcome seed = RunAttnctl("check --seed two"), channels = RunAttnctl("--channels 5s info");
   EXPECT_EQ(seed.exit_code, 2);
@@ -176,7 +203,10 @@ TEST(Attnctl, EstimateSaysInWordsWhatItAssumesAndFinds) {
 TEST(Attnctl, EstimatesOffloadedLayers) {
   const std::string flags = "estimate --module bert-base --rows 1,512 --link-gbit 10 -o json";
   const auto base = nlohmann::json::parse(RunAttnctl(flags).output);
-  EXPECT_EQ(base["bytes"], 2 * 512 * 768 * 2);  // x and dy
+  EXPECT_EQ(base["bytes"], 4 * 512 * 768 * 2);  // x, y, dy and dx
+  // Each weight has 16 bytes, and a copy in float16.
+  EXPECT_GT(base["device_bytes"].get<double>(), 18 * 84.9e6);
+  EXPECT_LT(base["device_bytes"].get<double>(), 18 * 84.9e6 + 512 * 400e3);
   // 12 layers: 84.9 million weights, and attention of 12 heads.
   EXPECT_NEAR(base["flops"].get<double>(), 3 * 2 * 512 * 84.9e6 + 3.5 * 12 * 4 * 512 * 512 * 768,
               1e9);

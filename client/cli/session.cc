@@ -146,7 +146,10 @@ void Session::PrintText(const absl::Status& status, absl::string_view asked) con
   }
   bool of_metrics = absl::StartsWith(status.message(), "--metrics");
   if (absl::IsUnavailable(status) && !detail.has_value() && !of_metrics) {
-    std::cerr << "  is a daemon listening on " << (asked.empty() ? addresses_ : asked) << "?\n";
+    std::cerr
+        << "  is a daemon listening on " << (asked.empty() ? addresses_ : asked)
+        << "? If it is, see that both sides use TLS or neither does (--tls-ca), and that it is\n"
+           "  shown a certificate if it asks for one (--tls-cert, --tls-key)\n";
   }
 }
 

@@ -24,7 +24,7 @@ struct Candidate {
 
 // An older server tells nothing.
 Candidate CandidateOf(const ClientCore& core, int address) {
-  const ModuleLoad load = core.connections.modules_of(address).value_or(ModuleLoad());
+  const ReportedLoad load = core.connections.modules_of(address).value_or(ReportedLoad());
   return {address, {std::floor(load.queue_seconds / kQueueSeconds), load.memory}};
 }
 

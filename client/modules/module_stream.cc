@@ -152,7 +152,7 @@ absl::Status RunStream(const ClientCore& core, int address, const std::string& m
   connection->Leave(&context);
   core.connections.Release(*connection, bytes);
   pushback = PushbackOf(context);
-  if (std::optional<ModuleLoad> load = ModuleLoadOf(context)) {
+  if (std::optional<ReportedLoad> load = ReportedLoadOf(context)) {
     core.connections.ReportModules(address, *load);
   }
   absl::Status status = core.connections.NameProxy(stream.status());

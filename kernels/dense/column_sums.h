@@ -62,7 +62,7 @@ struct ColumnSumsKernel {
     return {block % groups, number, begin, end, within == 0, end == block_end, end == d.rows};
   }
 
-  // Whether rows are whole 16 bytes.
+  // Tells whether rows are whole 16 bytes.
   ATTN_HD static bool IsWhole(const ColumnSumsDesc& d, const DenseTensor& t) {
     return t.element == d.in.element && reinterpret_cast<uint64_t>(t.data) % 16 == 0 &&
            d.columns % kNeighbours == 0;
@@ -170,7 +170,7 @@ struct ColumnSumsKernel {
     }
   }
 
-  // `before` and then the part's stretches, in order.
+  // Adds the part's stretches to `before`, in order.
   ATTN_HD static Sums SumOfStretches(const Part& part, int lane, Shared& shared, Sums before) {
 #pragma unroll 8
     for (int n = 0; n < part.Stretches(); ++n) {
@@ -181,7 +181,7 @@ struct ColumnSumsKernel {
     return before;
   }
 
-  // Of one warp, each part a block of rows.
+  // Adds the parts of a column by one warp; each part is a block of rows.
   ATTN_HD static void AddTogether(const ColumnSumsDesc& d, const Part& part, int column, int lane,
                                   Shared& shared) {
     const Sums own = SumOfStretches(part, lane, shared, Sums());
@@ -230,7 +230,7 @@ struct ColumnSumsKernel {
     ptx::StoreGlobalFloat(to, sum);
   }
 
-  // Of one warp.
+  // Adds a part by one warp, when its turn comes.
   ATTN_HD static void AddInTurn(const ColumnSumsDesc& d, const Part& part, int column, int lane,
                                 Shared& shared) {
     if (part.number != 0) {

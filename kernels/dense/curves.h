@@ -18,7 +18,7 @@ ATTN_HD float CurvePolynomial(float x, const float (&highest_first)[kCount]) {
 
 ATTN_HD float Sigmoid(float x) { return ptx::Divide(1, ptx::Add(1, CurveExponential(-x))); }
 
-// Near 0 x + x³·P(x²), else from the exponential.
+// Near 0 the result is x + x³·P(x²), elsewhere it comes from the exponential.
 ATTN_HD float CurveTanh(float x) {
   const float near_terms[] = {-0x1.69709ap-8f, 0x1.4f5ed6p-6f, -0x1.b7cfecp-5f, 0x1.1103f2p-3f,
                               -0x1.555524p-2f};

@@ -1,6 +1,6 @@
-// What the kernels of this folder are told beside products: one descriptor a launch, at
-// LaunchParams.dense, filled by the host and read by every architecture's kernels and the emulator.
-// Elements are told at run time: each operation is one kernel. Rules: operands.h.
+// dense_params.h: the descriptors of this folder's kernels other than products, one a launch, at
+// LaunchParams.dense. The host fills them; every architecture's kernels and the emulator read them.
+// Elements are chosen at run time: each operation is one kernel. Rules: operands.h.
 //
 // Errors     none here: the host has refused or cut what a kernel cannot do.
 #pragma once
@@ -15,7 +15,7 @@ struct DenseTensor {
   int32_t element;  // BiasElementCode
 };
 
-// Of numbers alone: out(row, column) ← f(a(row, column), b(row, column)).
+// The operations on single numbers: out(row, column) ← f(a(row, column), b(row, column)).
 enum NumbersOp : int32_t {
   kNumbersZero,     // 0; no a
   kNumbersCopy,     // a; its bits where elements are equal
@@ -26,25 +26,50 @@ enum NumbersOp : int32_t {
   kNumbersCurve,    // curve(a)
   kNumbersSlope,    // b · slope of curve at a
 };
+struct NumbersRule {
+  int32_t op;     // NumbersOp
+  int32_t curve;  // Curve
+  float scale;
+  // The generator of dropout (attention/elementwise_dropout.h).
+  uint32_t key_lo, key_hi, offset_lo, first_row, threshold;
+};
 struct NumbersDesc {
   DenseTensor a, b, out;
   int64_t a_stride, out_stride;  // numbers from row to row; b's is a's
   int64_t rows, columns;         // together below 2^31 numbers
-  int32_t op;                    // NumbersOp
-  int32_t curve;                 // Curve
-  int32_t add;                   // the result is rounded, added to out, rounded again
-  float scale;
-  // Of dropout (attention/elementwise_dropout.h).
-  uint32_t key_lo, key_hi, offset_lo, first_row, threshold;
+  NumbersRule rule;
+  int32_t add;  // the result is rounded, added to out, rounded again
 };
 // A thread has one group of neighbours of a row; rows begin new groups.
 inline constexpr int32_t kNumbersThreads = 256, kNumbersOfGroup = 8;
-constexpr int64_t NumbersGroupsOfRow(const NumbersDesc& d) {
-  return (d.columns + kNumbersOfGroup - 1) / kNumbersOfGroup;
+constexpr int64_t NumbersGroupsOfRow(int64_t columns) {
+  return (columns + kNumbersOfGroup - 1) / kNumbersOfGroup;
 }
+
+// A chain of such functions on tensors of one shape, end to end, without strides: a step's result
+// is rounded to the element of `out`, stored there or not, and is what the next step reads.
+struct NumbersStep {
+  NumbersRule rule;
+  DenseTensor other, out;  // the operand beside the chain, or null; the result's place
+  int32_t chain_is_b;      // the chain is the function's b, and `other` its a
+  int32_t add;             // as NumbersDesc's
+  int32_t stores;
+  int32_t is_aside;  // the next step reads what this one read
+};
+inline constexpr int32_t kMostNumbersSteps = 8;
+struct ChainDesc {
+  DenseTensor in;
+  const NumbersStep* steps;
+  int32_t count;
+  int64_t rows, columns;  // together below 2^31 numbers
+};
 
 struct DenseStatistics {  // NormStatistics
   float mean, rstd;
+};
+struct NormChain {
+  const NumbersStep* steps;
+  int32_t count;
 };
 // Vectors of `count` numbers end to end, a warp each. Forward: out = y. Backward: out = dx, and
 // statistics.
@@ -57,6 +82,10 @@ struct NormDesc {
   int32_t round_element;  // of what the weight multiplies; kBiasNone: not rounded
   int32_t is_backward, add;
   float epsilon, weight_offset;
+  // Chains on the same vectors: one from `in`, whose last step stores x (backward: dy), and one
+  // from out on.
+  DenseTensor in;
+  NormChain before, after;
 };
 inline constexpr int32_t kNormThreads = 256, kNormVectorsOfBlock = kNormThreads / 32;
 
@@ -79,8 +108,7 @@ struct ColumnSumsDesc {
   // [parts, 2, columns].
   float* carries;
 };
-inline constexpr int32_t kSumColumns = 32, kSumStretch = 32, kSumThreads = 128,
-                         kSumMostRows = 4096;
+inline constexpr int32_t kSumColumns = 32, kSumStretch = 32, kSumThreads = 128, kSumMostRows = 4096;
 constexpr int32_t SumGroups(const ColumnSumsDesc& d) {
   return (d.columns + kSumColumns - 1) / kSumColumns;
 }

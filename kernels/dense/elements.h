@@ -13,7 +13,7 @@ ATTN_HD int32_t BytesOfElement(int32_t element) { return element == kBiasFloat32
 ATTN_HD float FloatOfHalf(int32_t element, uint32_t half) {
   return element == kBiasFloat16 ? ptx::LowHalf(half) : BFloat16::Low(half);
 }
-// In the lower half of the word.
+// Returns the number in the lower half of the word.
 ATTN_HD uint32_t HalfOfFloat(int32_t element, float value) {
   return element == kBiasFloat16 ? Float16::Pack(value, 0) : BFloat16::Pack(value, 0);
 }
@@ -128,7 +128,7 @@ ATTN_HD void StoreNeighbours(const DenseTensor& t, int64_t index, int count,
       at, t.element == kBiasFloat16 ? Packed<Float16>(numbers) : Packed<BFloat16>(numbers));
 }
 
-// As if it had been stored; kBiasNone: as it is.
+// Rounds as if it had been stored; kBiasNone leaves it as it is.
 ATTN_HD float RoundTo(int32_t element, float value) {
   if (element == kBiasFloat32 || element == kBiasNone) return value;
   return FloatOfHalf(element, HalfOfFloat(element, value) & 0xffffu);

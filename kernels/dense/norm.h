@@ -5,10 +5,11 @@
 //   dn = dy·(w + offset)   dx = (dn − Σdn/n − ν·Σ(dn·ν)/n)·rstd   (RMS: without Σdn/n)
 // Sums: a lane's columns are a chain, eight neighbours in every 256; then a tree over lanes. A
 // vector's bits depend on the vector alone. It is read two or three times, from the cache but for
-// the first.
+// the first. A chain of functions (chain.h) may come before, which stores what the norm reads, and
+// another behind, which reads what the norm has stored: each lane what it stored itself.
 #pragma once
 
-#include "kernels/dense/elements.h"
+#include "kernels/dense/chain.h"
 
 namespace attnd {
 
@@ -25,14 +26,13 @@ struct NormKernel {
     const NormDesc& d = *static_cast<const NormDesc*>(params.dense);
     const int64_t vector = int64_t{at.block} * kNormVectorsOfBlock + (at.thread >> 5);
     if (vector >= d.vectors) return;
-    const Vector v = {d, vector * d.count, at.thread & 31};
-    const DenseStatistics s = Statistics(v);
-    if (d.is_backward == 0) return Forward(v, s);
-    if (v.lane == 0) {
-      ptx::StoreGlobalFloat(&d.statistics[vector].mean, s.mean);
-      ptx::StoreGlobalFloat(&d.statistics[vector].rstd, s.rstd);
+    const Vector v = {d, vector * d.count, static_cast<uint32_t>(vector), at.thread & 31};
+    // One place for both chains: two would be twice the code, and its registers.
+#pragma unroll 1
+    for (int side = 0; side < 2; ++side) {
+      if (side == 1) Normalise(v, vector);
+      RunChain(v, side == 0 ? d.in : d.out, side == 0 ? d.before : d.after);
     }
-    Backward(v, s);
   }
 
  private:
@@ -43,6 +43,7 @@ struct NormKernel {
   struct Vector {
     const NormDesc& desc;
     int64_t begin;
+    uint32_t row;
     int lane;
     template <class Body>
     ATTN_HD void ForColumns(const Body& body) const {
@@ -62,6 +63,28 @@ struct NormKernel {
       }
     }
   };
+
+  ATTN_HD static void RunChain(const Vector& v, const DenseTensor& from, const NormChain& chain) {
+    if (chain.count == 0) return;
+    v.ForColumns([&](int column, int left) {
+      Numbers numbers;
+      v.Load(from, column, numbers);
+      const NeighboursPlace place = {v.row, static_cast<uint32_t>(column),
+                                     left < kNeighbours ? left : kNeighbours};
+      attnd::RunChain(chain.steps, chain.count, place, v.begin + column, numbers);
+    });
+  }
+
+  ATTN_HD static void Normalise(const Vector& v, int64_t vector) {
+    const NormDesc& d = v.desc;
+    const DenseStatistics s = Statistics(v);
+    if (d.is_backward == 0) return Forward(v, s);
+    if (v.lane == 0) {
+      ptx::StoreGlobalFloat(&d.statistics[vector].mean, s.mean);
+      ptx::StoreGlobalFloat(&d.statistics[vector].rstd, s.rstd);
+    }
+    Backward(v, s);
+  }
 
   ATTN_HD static float OverLanes(float sum) {
     for (int mask = 16; mask > 0; mask >>= 1) sum = ptx::Add(sum, ptx::ShuffleXor(sum, mask));

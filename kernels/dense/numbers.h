@@ -9,46 +9,109 @@
 
 namespace attnd {
 
+// Eight neighbours of one row.
+struct NeighboursPlace {
+  uint32_t row, column;
+  int count;
+  ATTN_HD int64_t At(int64_t stride) const { return row * stride + column; }
+};
+
+// The thread's, of rows of eight neighbours each; false: it has none.
+ATTN_HD bool FindNeighbours(int64_t rows, int64_t columns, ThreadIndex at, NeighboursPlace& p) {
+  static_assert(kNumbersOfGroup == kNeighbours);
+  const auto of_row = static_cast<uint32_t>(NumbersGroupsOfRow(columns));
+  const uint32_t group = static_cast<uint32_t>(at.block) * kNumbersThreads + at.thread;
+  p.row = rows == 1 ? 0 : group / of_row;
+  if (p.row >= rows || (rows == 1 && group >= of_row)) return false;
+  p.column = (group - p.row * of_row) * kNumbersOfGroup;
+  const int64_t left = columns - p.column;
+  p.count = left < kNumbersOfGroup ? static_cast<int>(left) : kNumbersOfGroup;
+  return true;
+}
+
+// Applies a rule to numbers; one definition for all kernels that have rules.
+struct NumbersFunction {
+  using Numbers = float[kNeighbours];
+
+  // a ← f(a, b). The operation is asked for once, not for each number.
+  ATTN_HD static void Apply(const NumbersRule& rule, const NeighboursPlace& p, Numbers& a,
+                            const Numbers& b) {
+    switch (rule.op) {
+      case kNumbersScaled:
+        return Each(a, [&](int n) { return ptx::Multiply(a[n], rule.scale); });
+      case kNumbersSum:
+        return Each(a, [&](int n) { return ptx::Fma(b[n], rule.scale, a[n]); });
+      case kNumbersProduct:
+        return Each(a, [&](int n) { return ptx::Multiply(a[n], ptx::Multiply(b[n], rule.scale)); });
+      case kNumbersDrop:
+        return Drop(rule, p, a);
+      case kNumbersCurve:
+        return WithCurve(rule.curve, [&](auto curve) {
+          Each(a, [&](int n) { return CurveValue<decltype(curve)::kCode>(a[n]); });
+        });
+      case kNumbersSlope:
+        return WithCurve(rule.curve, [&](auto curve) {
+          Each(a, [&](int n) { return SlopeTimes<decltype(curve)::kCode>(a[n], b[n]); });
+        });
+      default:  // zeros, and what is copied
+        return;
+    }
+  }
+
+ private:
+  template <class Function>
+  ATTN_HD static void Each(Numbers& a, const Function& function) {
+#pragma unroll
+    for (int n = 0; n < kNeighbours; ++n) a[n] = function(n);
+  }
+  // A group's numbers stand in one half of 16 columns.
+  ATTN_HD static void Drop(const NumbersRule& rule, const NeighboursPlace& p, Numbers& a) {
+    uint32_t bytes[2] = {};
+    if (rule.threshold != 0) {
+      const DropoutStream stream = {rule.key_lo, rule.key_hi, rule.offset_lo, 0};
+      const PhiloxBlock block = ElementwiseDropoutBytes(stream, rule.first_row + p.row, p.column);
+      const bool is_second = (p.column & 8) != 0;
+      bytes[0] = is_second ? block.word[2] : block.word[0];
+      bytes[1] = is_second ? block.word[3] : block.word[1];
+    }
+    Each(a, [&](int n) {
+      const uint32_t byte = ElementwiseDropoutByteOf(bytes[n >> 2], static_cast<uint32_t>(n));
+      return ptx::Multiply(a[n], byte < rule.threshold ? 0 : rule.scale);
+    });
+  }
+};
+
 struct NumbersKernel {
   static constexpr int kThreads = kNumbersThreads;
   struct Shared {};
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
     const NumbersDesc d = *static_cast<const NumbersDesc*>(params.dense);  // read at once
-    const auto of_row = static_cast<uint32_t>(NumbersGroupsOfRow(d));
-    const uint32_t group = static_cast<uint32_t>(at.block) * kThreads + at.thread;
-    Place p;
-    p.row = d.rows == 1 ? 0 : group / of_row;
-    if (p.row >= d.rows || (d.rows == 1 && group >= of_row)) return;
-    p.column = (group - p.row * of_row) * kNumbersOfGroup;
-    const int64_t left = d.columns - p.column;
-    p.count = left < kNumbersOfGroup ? static_cast<int>(left) : kNumbersOfGroup;
+    NeighboursPlace p;
+    if (!FindNeighbours(d.rows, d.columns, at, p)) return;
     Do(d, p);
   }
 
  private:
-  static_assert(kNumbersOfGroup == kNeighbours);
-  struct Place {
-    uint32_t row, column;
-    int count;
-    ATTN_HD int64_t At(int64_t stride) const { return row * stride + column; }
-  };
+  using Place = NeighboursPlace;
   using Numbers = float[kNeighbours];
 
   ATTN_HD static void Do(const NumbersDesc& d, const Place& p) {
-    if (d.op == kNumbersCopy && d.add == 0 && d.a.element == d.out.element) return CopyBits(d, p);
+    if (d.rule.op == kNumbersCopy && d.add == 0 && d.a.element == d.out.element) {
+      return CopyBits(d, p);
+    }
     Numbers a = {}, b = {}, there = {};
-    if (d.op != kNumbersZero) LoadNeighbours(d.a, p.At(d.a_stride), p.count, a);
+    if (d.rule.op != kNumbersZero) LoadNeighbours(d.a, p.At(d.a_stride), p.count, a);
     if (d.b.data != nullptr) LoadNeighbours(d.b, p.At(d.a_stride), p.count, b);
     if (d.add != 0) LoadNeighbours(d.out, p.At(d.out_stride), p.count, there);
-    Apply(d, p, a, b);
+    NumbersFunction::Apply(d.rule, p, a, b);
     if (d.add != 0) {
 #pragma unroll
       for (int n = 0; n < kNeighbours; ++n) a[n] = Added(d.out.element, there[n], a[n]);
     }
     StoreNeighbours(d.out, p.At(d.out_stride), p.count, a);
   }
-  // As numbers, which carry the bits.
+  // Copies as numbers, which carry the bits.
   ATTN_HD static void CopyBits(const NumbersDesc& d, const Place& p) {
     const char* from = PlaceOf(d.a, p.At(d.a_stride));
     char* to = PlaceOf(d.out, p.At(d.out_stride));
@@ -75,49 +138,6 @@ struct NumbersKernel {
         ptx::StoreGlobal16(to + n * 2, bits[n]);
       }
     }
-  }
-  // a ← f(a, b). The operation is asked for once, not for each number.
-  ATTN_HD static void Apply(const NumbersDesc& d, const Place& p, Numbers& a, const Numbers& b) {
-    switch (d.op) {
-      case kNumbersScaled:
-        return Each(a, [&](int n) { return ptx::Multiply(a[n], d.scale); });
-      case kNumbersSum:
-        return Each(a, [&](int n) { return ptx::Fma(b[n], d.scale, a[n]); });
-      case kNumbersProduct:
-        return Each(a, [&](int n) { return ptx::Multiply(a[n], ptx::Multiply(b[n], d.scale)); });
-      case kNumbersDrop:
-        return Drop(d, p, a);
-      case kNumbersCurve:
-        return WithCurve(d.curve, [&](auto curve) {
-          Each(a, [&](int n) { return CurveValue<decltype(curve)::kCode>(a[n]); });
-        });
-      case kNumbersSlope:
-        return WithCurve(d.curve, [&](auto curve) {
-          Each(a, [&](int n) { return SlopeTimes<decltype(curve)::kCode>(a[n], b[n]); });
-        });
-      default:  // zeros, and what is copied
-        return;
-    }
-  }
-  template <class Function>
-  ATTN_HD static void Each(Numbers& a, const Function& function) {
-#pragma unroll
-    for (int n = 0; n < kNeighbours; ++n) a[n] = function(n);
-  }
-  // A group's numbers stand in one half of 16 columns.
-  ATTN_HD static void Drop(const NumbersDesc& d, const Place& p, Numbers& a) {
-    uint32_t bytes[2] = {};
-    if (d.threshold != 0) {
-      const DropoutStream stream = {d.key_lo, d.key_hi, d.offset_lo, 0};
-      const PhiloxBlock block = ElementwiseDropoutBytes(stream, d.first_row + p.row, p.column);
-      const bool is_second = (p.column & 8) != 0;
-      bytes[0] = is_second ? block.word[2] : block.word[0];
-      bytes[1] = is_second ? block.word[3] : block.word[1];
-    }
-    Each(a, [&](int n) {
-      const uint32_t byte = ElementwiseDropoutByteOf(bytes[n >> 2], static_cast<uint32_t>(n));
-      return ptx::Multiply(a[n], byte < d.threshold ? 0 : d.scale);
-    });
   }
 };
 

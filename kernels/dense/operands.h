@@ -1,5 +1,5 @@
-// What modules compute beside attention and products, as data: tensors and the rules of single
-// operations, whatever device runs them. Pointers are the device's.
+// operands.h: the operations of modules besides attention and products, as data: tensors and the
+// rules of single operations, whatever device runs them. Pointers are the device's.
 //
 // Rounding   arithmetic is float32; each result is rounded once to its element. With `add` the
 //            result is rounded, then added to what stands there, then rounded again.
@@ -40,7 +40,8 @@ enum class Combination : uint8_t {
   kProduct,  // a · (scale · b)
 };
 
-// Of [rows, columns]: numbers times 0 or 256 / (256 − threshold) (attention/elementwise_dropout.h).
+// Dropout multiplies numbers of [rows, columns] by 0 or 256 / (256 − threshold)
+// (attention/elementwise_dropout.h).
 struct DropoutRule {
   uint64_t seed = 0, offset = 0;
   uint32_t threshold = 0;

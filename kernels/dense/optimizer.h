@@ -1,5 +1,5 @@
-// What a step of an optimizer runs: SquaresKernel, gradients' squared norms in two launches
-// (SquaresDesc), and StepKernel, the step itself (StepListDesc), each of many tensors at once.
+// optimizer.h: a step of an optimizer. SquaresKernel sums the squares of gradients in two launches
+// (SquaresDesc), StepKernel makes the step itself (StepListDesc), each of many tensors at once.
 // Every operation is rounded once and none contracted: the bits are those of modules/optimizer.cc,
 // number by number.
 #pragma once

@@ -1,8 +1,8 @@
-// What a matrix product kernel is told: ProductDesc, one product C = A·B of a linear layer, at
-// LaunchParams.dense, filled by the host and read by every architecture's kernel and the emulator.
+// product_params.h: ProductDesc describes one product C = A·B of a linear layer, at
+// LaunchParams.dense. The host fills it; every architecture's kernel and the emulator read it.
 // Every number of C is one chain of float32 sums over ascending depth, in the instruction's own
-// order (of float32, of sums of eight terms), so its bits depend on its row of A, its column of B
-// and the depth alone.
+// order (float32: of sums of eight terms), so its bits depend on its row of A, its column of B and
+// the depth alone.
 //
 // Tensor cores   kProductRowsRows and its like: a block for each tile of ProductTiles and each
 //                of its ProductTurns, in the order of ProductPartOf and ProductPlaceOf. Tiles of
@@ -49,7 +49,7 @@ struct WideProductDesc {
 
 // Rows and columns of C that a block makes; small ones where large ones leave a GPU idle.
 inline constexpr int32_t kProductTile = 128, kSmallProductTile = 64;
-// Those of a wide tile, and the depth that it holds at a time. Gradients of weights have fewer
+// The sizes of a wide tile, and the depth that it holds at a time. Gradients of weights have fewer
 // columns: two blocks of them are at work on a multiprocessor, so that one multiplies while the
 // other adds to C.
 inline constexpr int32_t kWideProductRows = 128, kWideProductColumns = 256,
@@ -73,8 +73,8 @@ ATTN_HD constexpr int64_t ProductTiles(const ProductDesc& p, int32_t tile_size) 
   return ProductTiles(p, tile_size, tile_size);
 }
 
-// Of a tile, C's first row and column: 1,024 rows down, then the next column, so that what runs at
-// a time shares rows of A and B in the cache.
+// A tile's first row and column of C. Tiles go 1,024 rows down, then to the next column, so that
+// those that run at a time share rows of A and B in the cache.
 struct ProductPlace {
   int32_t row, column;
 };
@@ -90,11 +90,12 @@ ATTN_HD ProductPlace ProductPlaceOf(const ProductDesc& p, int32_t tile) {
   return {static_cast<int32_t>(row * kTileRows), static_cast<int32_t>(column * kTileColumns)};
 }
 
-// What block `block` sums: a tile, all of the depth or, with kProductAddBlocks, a block of it: of a
-// band of tiles the first blocks, then their second ones and so on, then those of the next band, so
-// that what the blocks add to is still in the cache. A band has kProductBand tiles, as many as an
-// H100 has multiprocessors, and the last one what is left too, since few tiles wait for each other.
-// A later block waits for its turn to add, for an earlier one that has begun before it.
+// The part of C that block `block` sums. It is a tile over all of the depth or, with
+// kProductAddBlocks, over a block of the depth: the first blocks of all tiles of a band, then their
+// second ones and so on, then those of the next band, so that the sums to which blocks add are
+// still in the cache. A band has kProductBand tiles, as many as an H100 has multiprocessors, and
+// the last one also the rest, since few tiles wait for each other. A later block waits for its turn
+// to add, for an earlier one that has begun before it.
 inline constexpr int32_t kProductBand = 132;
 struct ProductPart {
   int32_t tile, turn, begin, depth;

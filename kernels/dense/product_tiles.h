@@ -9,7 +9,7 @@
 namespace attnd {
 
 inline constexpr int kProductThreads = 128;
-// Of an operand's stage, whatever its numbers.
+// The stage of an operand has these bytes for any element.
 template <int kTile>
 inline constexpr int kOperandBytes = kTile * 64;
 template <int kTile>
@@ -43,7 +43,7 @@ template <int kTile, int kBytes, bool kByDepth>
 class OperandChunks {
  public:
   using Layout = OperandLayout<kTile, kBytes, kByDepth>;
-  // `first`: of C's rows (columns), of which there are `size`; `begin`: of the depth.
+  // `first` is one of C's rows (columns), of which there are `size`; `begin` is one of the depth.
   ATTN_HD OperandChunks(const void* data, int64_t stride, int first, int size, int begin,
                         int thread) {
     const int line = thread / Layout::kChunks, chunk = thread % Layout::kChunks;
@@ -57,12 +57,12 @@ class OperandChunks {
     depth_ = kByDepth ? line : chunk * kNumbers;
     place_ = Layout::Offset(line, chunk);
   }
-  // Within the depth.
+  // This one is for steps within the depth.
   ATTN_HD const char* Pass(int n) const {
     if constexpr (kByDepth) return ptx::Offset(data_, depth_ + n * kLines, pass_bytes_);
     return ptx::Offset(data_ + depth_ * kBytes, n < last_ ? n : last_, pass_bytes_);
   }
-  // Beyond the depth, of which `left` are left at this step's begin, its last chunk.
+  // Places beyond the depth, of which `left` are left at this step's begin, are its last chunk.
   ATTN_HD const char* Pass(int n, int left) const {
     if constexpr (kByDepth) {
       const int row = depth_ + n * kLines;
@@ -88,7 +88,8 @@ class OperandChunks {
   int pass_bytes_, last_, depth_, place_;
 };
 
-// Before a block adds to C, and after. By all threads that add, which `sync` lets meet.
+// Waits before a block adds to C, and passes on after. All threads that add call it, and meet by
+// `sync`.
 template <class Sync>
 ATTN_HD void WaitForTurn(const ProductDesc& p, const ProductPart& part, int thread,
                          const Sync& sync) {
@@ -105,7 +106,7 @@ ATTN_HD void PassTurn(const ProductDesc& p, const ProductPart& part, int thread,
   sync();
   if (thread == 0) ptx::StoreRelease(p.turns + part.tile, part.is_last ? 0 : part.turn + 1);
 }
-// Where all threads of a block add.
+// These are for blocks all of whose threads add.
 ATTN_HD void WaitForTurn(const ProductDesc& p, const ProductPart& part, int thread) {
   WaitForTurn(p, part, thread, [] { ptx::SyncThreads(); });
 }
@@ -124,12 +125,12 @@ struct ProductRows {
   alignas(16) float sums[16][kTile / 2 + 8];
 };
 
-// What a warp does with sums of C: bias, rounding, sums with what stands there. A lane has four
-// columns.
+// ProductOutput takes a warp's sums of C to memory: bias, rounding, sums with what stands there. A
+// lane has four columns.
 template <int kTile>
 class ProductOutput {
  public:
-  // `place`: the warp's first row and column of C.
+  // `place` is the warp's first row and column of C.
   ATTN_HD ProductOutput(const ProductDesc& desc, const ProductPlace& place, int lane)
       : lane_(lane) {
     const ProductDesc p = desc;  // read at once
@@ -154,8 +155,8 @@ class ProductOutput {
     }
   }
 
-  // What the warp's lanes have stored in `rows`: row n of it is row Rows::RowOf(group, n) of the
-  // warp's.
+  // Stores the rows that the warp's lanes have put into `rows`: row n of it is row
+  // Rows::RowOf(group, n) of the warp's.
   template <class Rows>
   ATTN_HD void Store(int group, const ProductRows<kTile>& rows) const {
     ptx::SyncWarp();

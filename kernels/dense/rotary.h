@@ -11,8 +11,9 @@ namespace attnd {
 struct SineCosine {
   double sine, cosine;
 };
-// To a few units of float64, for angles below 2^50; beyond some angle, but a finite one. Source:
-// the polynomials of fdlibm's k_sin.c and k_cos.c, on x − k·π/2 (Cody and Waite).
+// Sine and cosine are right to a few units of float64 for angles below 2^50; beyond, they are those
+// of some finite angle. Source: the polynomials of fdlibm's k_sin.c and k_cos.c, on x − k·π/2 (Cody
+// and Waite).
 ATTN_HD SineCosine SineCosineOf(float angle) {
   constexpr double kHalfPiHigh = 0x1.921fb54442d18p+0, kHalfPiLow = 0x1.1a62633145c07p-54;
   const double limit = 0x1p50;

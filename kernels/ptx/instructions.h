@@ -95,7 +95,7 @@ ATTN_PTX uint32_t Keep(uint32_t value) {
   asm volatile("" : "+r"(value));
   return value;
 }
-// To the nearest integer, ties to even.
+// Rounds to the nearest integer, ties to even.
 ATTN_PTX float Round(float x) {
   float y;
   asm("cvt.rni.f32.f32 %0,%1;" : "=f"(y) : "f"(x));
@@ -281,7 +281,8 @@ ATTN_PTX int32_t LoadAcquire(const int32_t* p) {
   asm volatile("ld.acquire.gpu.global.s32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
-// What stood there; after all writes of this thread before, and before all its reads behind.
+// Returns the number before the addition, which comes after all earlier writes of this thread and
+// before all its later reads.
 ATTN_PTX int32_t AddAcquireRelease(int32_t* p, int32_t v) {
   int32_t old;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0,[%1],%2;"

@@ -26,7 +26,8 @@ ATTN_PTX uint32_t PackBFloat16(float low, float high) {
   return word;
 }
 
-// To TF32, eleven bits of a float32, to nearest, ties away from zero; the other bits are zero.
+// Rounds to TF32, eleven bits of a float32, to nearest, ties away from zero; the other bits are
+// zero.
 ATTN_PTX uint32_t RoundToTf32(float value) {
   uint32_t word;
   asm("cvt.rna.tf32.f32 %0,%1;" : "=r"(word) : "f"(value));
@@ -95,7 +96,7 @@ ATTN_PTX void CopyAsync4(void* shared, const void* global, bool exists) {
 }
 // Closes a group of this thread's copies.
 ATTN_PTX void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until at most the last `kLeft` groups of this thread are under way.
+// Waits until at most the last `kLeft` groups of this thread are under way.
 template <int kLeft>
 ATTN_PTX void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");

@@ -36,7 +36,7 @@ ATTN_PTX void ArriveExpecting(uint64_t* barrier, int bytes) {
                "r"(bytes)
                : "memory");
 }
-// Until the phase of this parity has ended.
+// Waits until the phase of this parity has ended.
 ATTN_PTX void WaitForPhase(uint64_t* barrier, uint32_t parity) {
   asm volatile(
       "{.reg .pred p; L%=: mbarrier.try_wait.parity.shared::cta.b64 p,[%0],%1; @p bra E%=; bra "
@@ -61,7 +61,7 @@ ATTN_PTX void LoadBox(void* to, const TensorMap* map, int column, int row, int h
       "l"(map), "r"(SharedAddress(barrier)), "r"(column), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }
-// So many bytes, a multiple of 16, from and to places aligned likewise.
+// Copies so many bytes, a multiple of 16, from and to places aligned likewise.
 ATTN_PTX void LoadInBulk(void* to, const void* from, int bytes, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(
@@ -88,19 +88,19 @@ ATTN_PTX void AddInBulk(int32_t* to, const int32_t* from, int bytes) {
                : "memory");
 }
 ATTN_PTX void CommitBulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until all but the last kLeft groups have read shared memory.
+// Waits until all but the last kLeft groups have read shared memory.
 template <int kLeft>
 ATTN_PTX void WaitForBulkReads() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
 
-// So many bytes of shared memory to global memory, in groups like sums.
+// Copies so many bytes of shared memory to global memory, in groups like sums.
 ATTN_PTX void StoreInBulk(void* to, const void* from, int bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0],[%1],%2;" ::"l"(to),
                "r"(SharedAddress(from)), "r"(bytes)
                : "memory");
 }
-// Until all groups have reached global memory.
+// Waits until all groups have reached global memory.
 ATTN_PTX void WaitForBulk() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Orders what bulk copies write and what loads and stores do.
 ATTN_PTX void FenceBulk() { asm volatile("fence.proxy.async;" ::: "memory"); }
@@ -113,7 +113,7 @@ ATTN_PTX void StoreMatrices(void* row, uint4 words) {
       "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
       : "memory");
 }
-// At least so many cycles.
+// Waits for at least so many cycles.
 ATTN_PTX void Pause(uint32_t cycles) {
   uint32_t begin, now;
   asm volatile("mov.u32 %0,%%clock;" : "=r"(begin)::"memory");
@@ -128,12 +128,12 @@ ATTN_PTX uint32_t AddGlobal(uint32_t* p, uint32_t value) {
   return old;
 }
 
-// After all that the thread knows of.
+// Adds after all memory operations that the thread knows of.
 ATTN_PTX void AddRelease(uint32_t* p, uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0],%1;" ::"l"(p), "r"(value) : "memory");
 }
 
-// Until a number that others raise (AddRelease) is at least `count`.
+// Waits until a number that others raise (AddRelease) is at least `count`.
 ATTN_PTX void WaitForCount(const uint32_t* p, int count) {
   asm volatile(
       "{.reg .pred q; .reg .u32 n; L%=: ld.acquire.gpu.global.u32 n,[%0]; setp.lo.u32 q,n,%1; @q "
@@ -168,7 +168,8 @@ ATTN_PTX uint64_t MatrixOf(const void* address, uint32_t leading, uint32_t strid
          static_cast<uint64_t>(leading >> 4) << 16 | static_cast<uint64_t>(stride >> 4) << 32 |
          1ull << 62;
 }
-// So many bytes on. One addition, since addresses in shared memory do not carry.
+// Returns the place so many bytes on. One addition does, since addresses in shared memory do not
+// carry.
 ATTN_PTX uint64_t MovedMatrix(uint64_t matrix, uint32_t bytes) {
   uint64_t moved;
   asm("{.reg .b32 low, high; mov.b64 {low,high},%1; add.u32 low,low,%2; mov.b64 %0,{low,high};}"
@@ -184,7 +185,7 @@ ATTN_PTX void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;"
 #define ATTN_C32(c) ATTN_C16(c, 0), ATTN_C16(c, 4)
 #define ATTN_C64(c) ATTN_C32(c), ATTN_C16(c, 8), ATTN_C16(c, 12)
 #define ATTN_C128(c) ATTN_C64(c), ATTN_C16(c, 16), ATTN_C16(c, 20), ATTN_C16(c, 24), ATTN_C16(c, 28)
-// What a product writes without reading it.
+// Operands that a product writes without reading them.
 #define ATTN_N4(c, n) "=f"(c[n][0]), "=f"(c[n][1]), "=f"(c[n][2]), "=f"(c[n][3])
 #define ATTN_N16(c) ATTN_N4(c, 0), ATTN_N4(c, 1), ATTN_N4(c, 2), ATTN_N4(c, 3)
 #define ATTN_N32(c) ATTN_N16(c), ATTN_N4(c, 4), ATTN_N4(c, 5), ATTN_N4(c, 6), ATTN_N4(c, 7)
@@ -272,7 +273,7 @@ ATTN_PRODUCTS(WarpgroupBFloat16, "bf16", 16, "128", ATTN_C64, ATTN_D64, "%64", "
 ATTN_STORED_PRODUCTS(WarpgroupHalf, "f16")
 ATTN_STORED_PRODUCTS(WarpgroupBFloat16, "bf16")
 
-// Until all but the last kLeft committed groups are done; c belongs to those that are.
+// Waits until all but the last kLeft committed groups are done; c belongs to those that are.
 template <int kLeft>
 ATTN_PTX void WaitForProducts(float (&c)[4][4]) {
   asm volatile("wgmma.wait_group.sync.aligned %16;" : ATTN_CC16(c) : "n"(kLeft) : "memory");

@@ -49,7 +49,7 @@ ATTN_PTX double FmaDouble(double a, double b, double c) {
   asm("fma.rn.f64 %0,%1,%2,%3;" : "=d"(y) : "d"(a), "d"(b), "d"(c));
   return y;
 }
-// To the nearest integer, ties to even.
+// Rounds to the nearest integer, ties to even.
 ATTN_PTX double RoundDouble(double x) {
   double y;
   asm("cvt.rni.f64.f64 %0,%1;" : "=d"(y) : "d"(x));

@@ -1,4 +1,4 @@
-// What the instructions that load by boxes are given.
+// tensor_map.h: the descriptors of the instructions that load boxes of a tensor.
 #pragma once
 
 #include "base/hd.h"
@@ -10,8 +10,8 @@ namespace attnd {
 struct alignas(64) TensorMap {
   uint64_t words[16];
 };
-// What a map says. Boxes have 64 columns; what lies outside the tensor comes as zeros. The
-// emulator's maps hold just this.
+// RowsBox is the content of a map. Boxes have 64 columns; columns and rows outside the tensor come
+// as zeros. The emulator's maps hold just this.
 struct RowsBox {
   uint64_t address;
   int64_t columns, rows, heads, entries;

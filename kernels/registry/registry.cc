@@ -27,7 +27,8 @@ absl::StatusOr<std::vector<Device>> MakeCuda(const BackendOptions& options) {
                                              .memory_fraction = options.memory_fraction,
                                              .max_slice_seconds = options.max_slice_seconds}));
     devices.push_back(
-        GpuDeviceOf(std::make_unique<cuda::CudaBackend>(std::move(device), options.mask_plans)));
+        GpuDeviceOf(std::make_unique<cuda::CudaBackend>(std::move(device), options.mask_plans),
+                    options.fusion));
   }
   return devices;
 }

@@ -21,6 +21,7 @@
 #include "attention/mask_plans.h"
 #include "kernels/backend.h"
 #include "kernels/device.h"
+#include "modules/segments/scheme.h"
 
 namespace attnd {
 
@@ -32,6 +33,7 @@ struct BackendOptions {
   double max_slice_seconds = 0.05;  // of one kernel on a GPU
   // Where kernels compiled at run time are kept; empty: $XDG_CACHE_HOME/attnd or ~/.cache/attnd.
   std::string kernel_cache;
+  Fusion fusion = Fusion::kBound;  // of GPUs' module engines
   // Compiled masks, shared with who else asks for them; null: each engine's own.
   std::shared_ptr<MaskPlans> mask_plans;
 };

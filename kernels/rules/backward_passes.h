@@ -1,6 +1,6 @@
-// What backward needs before and after its one large kernel: bounds, and what belongs to a row
-// (delta, stabiliser, factor of dQ); query_gradient.h puts dQ's sums into place. Small kernels,
-// bound by memory; a block has a share of the tiles, 64 rows each. Errors: none.
+// backward_passes.h: the kernels before and after backward's one large kernel. They make bounds,
+// and for each row delta, stabiliser and factor of dQ; query_gradient.h puts dQ's sums into place.
+// They are small and bound by memory; a block has a share of the tiles, 64 rows each. Errors: none.
 #pragma once
 
 #include "kernels/rules/descriptors.h"
@@ -18,7 +18,7 @@ namespace attnd {
 // two, so no bits are lost.
 inline constexpr int kProbabilityShift = 10;
 
-// How dQ is summed over tiles of keys.
+// FixedPointSums adds dQ up over tiles of keys as integers.
 struct FixedPointSums {
   static constexpr bool kFixedPoint = true;
 };
@@ -47,7 +47,7 @@ struct FixedPoint {
     const int row = p.dq_bits - 2 - FloatExponent(bound) - KeySize::KeyExponent(seen);
     return PowerOfTwo(row < -126 ? -126 : row > 126 ? 126 : row);
   }
-  // What a row's sums of dS·2^gain are multiplied by.
+  // A row's sums of dS·2^gain are multiplied by this factor.
   ATTN_HD static float RowFactor(float of_row, float ungain) {
     return -ptx::Max(-of_row * ungain, -0x1p126f);
   }
@@ -56,9 +56,9 @@ struct FixedPoint {
     return 31 - FloatExponent(static_cast<float>(tiles + 512));
   }
   static constexpr int kFewestKeys = 32;  // of backward's tiles
-  // Whether a row of dQ may be so small a part of its bound that it needs a second integer, where
-  // rows choose. o is the sum of p·z·v, so max‖V‖·Σpz is at least ‖o‖: unless o is small, dS and
-  // the errors that it has anyway are no small part of their bound. Softcap's slope may be.
+  // Tells whether a row of dQ may be so small a part of its bound that it needs a second integer,
+  // where rows choose. o is the sum of p·z·v, so max‖V‖·Σpz is at least ‖o‖: unless o is small, dS
+  // and the errors that it has anyway are no small part of their bound. Softcap's slope may be.
   ATTN_HD static bool NeedsRest(const ProblemDesc& p, float norm_of_v, float squared_o) {
     const float small = norm_of_v * kSmallOutput;
     return p.softcap != 0 || !(squared_o >= small * small);
@@ -73,8 +73,8 @@ ATTN_HD uint32_t* DqNonFinite(const ProblemDesc& p, int batch, int head, int row
          int64_t{row} * (kHeadDim / 32);
 }
 
-// How large K and V of each key are (KeySize). The tiles of a KV head's query heads share its keys:
-// 64 at a time, four lanes a key.
+// KeyBoundsKernel finds how large K and V of each key are (KeySize). The tiles of a KV head's query
+// heads share its keys: 64 at a time, four lanes a key.
 template <class Element>
 struct KeyBoundsKernel {
   using RowMath = attnd::RowMath<Element>;
@@ -111,7 +111,7 @@ struct KeyBoundsKernel {
       if ((thread & 31) == 0) ptx::StoreGlobal32(sizes.groups + key / kKeyGroup, of_group);
     }
   }
-  // By whole warps, four lanes a key; 0 beyond the last.
+  // Whole warps call it, four lanes a key; the size is 0 beyond the last key.
   ATTN_HD static uint32_t SizeOf(const ProblemDesc& p, const SequenceDesc& s, int kv_head, int key,
                                  int thread) {
     const bool exists = key < s.kv_len;
@@ -148,10 +148,11 @@ struct KeyBoundsKernel {
   }
 };
 
-// What belongs to a row: delta = rowsum(dO∘O) − dlse, the stabiliser of P and the factor of dQ; 64
-// rows of a query head, four lanes a row. Also the gain of these rows, of the KV head the highest
-// and the lowest, and whether it has rows that are not finite (non_finite_rows.h). Where rows
-// choose whether they have second integers, zeros for those of a block in which one does.
+// DeltaKernel computes for each row delta = rowsum(dO∘O) − dlse, the stabiliser of P and the factor
+// of dQ; 64 rows of a query head, four lanes a row. It also finds the gain of these rows, the
+// highest and the lowest gain of the KV head, and whether the head has rows that are not finite
+// (non_finite_rows.h). Where rows choose whether they have second integers, it clears those of a
+// block in which a row does.
 template <class Element, class Rounding>
 struct DeltaKernel {
   using RowMath = attnd::RowMath<Element>;
@@ -184,7 +185,7 @@ struct DeltaKernel {
     const int64_t at_row = int64_t{s.q_begin} + (exists ? row : 0);
     const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + at_row;
     const int chunks = exists ? p.v_chunks : 0;
-    // Under way before the rows, which are waited for.
+    // These loads are under way before the rows, which are waited for.
     float lse = -Infinity(), d_lse = 0;
     ptx::LoadConstantFloatIf(lse, p.lse + index, exists);
     ptx::LoadConstantFloatIf(d_lse, p.d_lse + index, p.d_lse != nullptr);
@@ -226,7 +227,7 @@ struct DeltaKernel {
     SetGain(p, tile, thread, sees ? bound : 0, bounds, shared);
     if (p.dq_rests_by_row) ClearRests(p, tile, thread, has_rest, shared);
   }
-  // Of |dS|. The least norm is for squares that float32 does not hold.
+  // Returns a bound of |dS|. The least norm is for squares below float32's range.
   ATTN_HD static float BoundOf(const ProblemDesc& p, float squared_norm, float norm_of_v,
                                float size_of_delta) {
     const float delta = size_of_delta < Infinity() ? size_of_delta : 0;
@@ -234,7 +235,7 @@ struct DeltaKernel {
     const float norm = SquareRoot(ptx::Max(squared_norm, 0x1p-118f));
     return ptx::Fma(norm, norm_of_v * p.dropout_scale, delta);
   }
-  // Of the tile's rows; `bound`: of the thread's. By all threads.
+  // Sets the gain of the tile's rows from the `bound` of each thread's. All threads call it.
   ATTN_HD static void SetGain(const ProblemDesc& p, const TileWork& tile, int thread, float bound,
                               Bounds& bounds, Shared& shared) {
 #pragma unroll
@@ -255,7 +256,7 @@ struct DeltaKernel {
                          static_cast<uint32_t>(gain));
     }
   }
-  // By all threads.
+  // All threads call it.
   ATTN_HD static void ClearRests(const ProblemDesc& p, const TileWork& tile, int thread,
                                  bool has_rest, Shared& shared) {
     const bool warp_has_rests = ptx::VoteAny(has_rest);
@@ -274,11 +275,11 @@ struct DeltaKernel {
       ptx::StoreGlobal128(rests + n, make_uint4(0, 0, 0, 0));
     }
   }
-  // Whether a row's Q may be infinite or NaN although its lse is not NaN.
+  // Tells whether a row's Q may be infinite or NaN although its lse is not NaN.
   ATTN_HD static bool MayHideInfinities(const ProblemDesc& p, float lse) {
     return lse == -Infinity() || p.softcap != 0 || p.denominator != kDenominatorSoftmax;
   }
-  // Of the thread's quarter of a row.
+  // Tells whether the thread's quarter of a row is finite.
   ATTN_HD static bool IsFinite(const char* row, int chunks, int thread) {
     uint32_t bad = 0;
     for (int c = thread & 3; c < chunks; c += 4) {

@@ -108,7 +108,7 @@ struct CaptureScoresKernel {
     while (step.left > 0 && !SeesAny(work, step, shared)) MoveHead(work, 0, shared, step);
     return step;
   }
-  // `place`: for the descriptor of the next part.
+  // `place` is the one for the descriptor of the next part.
   ATTN_HD static void MoveHead(const Work& work, int place, Shared& shared, Step& step) {
     const ProblemDesc& problem = ProblemOf(shared, step);
     step.slab = 0;
@@ -134,7 +134,7 @@ struct CaptureScoresKernel {
     } while (step.left > 0 && !SeesAny(work, step, shared));
     return step;
   }
-  // Whether a row of the block may see a key of it.
+  // Tells whether a row of the block may see a key of it.
   ATTN_HD static bool SeesAny(const Work& work, const Step& step, const Shared& shared) {
     const SequenceDesc& s = SequenceOf(shared, step);
     const Range keys = VisibleKeys(VisibilityOf(s), work.row, work.row + kCaptureRows);

@@ -1,6 +1,6 @@
-// What a captured attention map comes to, of a tile whose sums over heads capture_map.h has made:
-// the average over all heads, the sums of its blocks and its moments in float64, and the map itself
-// if it is kept. Errors: none.
+// capture_sums.h: the results of a captured attention map, from a tile whose sums over heads
+// capture_map.h has made: the average over all heads, the sums of its blocks and its moments in
+// float64, and the map itself if it is kept. Errors: none.
 #pragma once
 
 #include "attention/score_rule.h"
@@ -95,7 +95,7 @@ struct CaptureSumsKernel {
     }
   }
 
-  // Of the tile's blocks, as far as they lie in it: rows of them, kCellColumns a time.
+  // Sums the tile's part of each block that it meets: rows of blocks, kCellColumns at a time.
   ATTN_HD static void SumCells(const Work& work, double* to, Shared& shared) {
     const int block = work.capture.block;
     const int first_row = work.row / block, first_key = work.key / block;

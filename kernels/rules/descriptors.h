@@ -18,7 +18,7 @@ ATTN_HD void CopyWords(const void* from, void* to, int bytes, int thread, int th
                        ptx::LoadConstant32(static_cast<const char*>(from) + n));
   }
 }
-// By all threads of the block; a barrier has to follow.
+// All threads of the block call it; a barrier has to follow.
 ATTN_HD void BringDescriptors(const LaunchParams& params, const TileWork& tile, int thread,
                               int threads, Descriptors& to) {
   const ProblemDesc& problem = params.problems[tile.problem];
@@ -30,7 +30,7 @@ ATTN_HD void BringDescriptors(const LaunchParams& params, const TileWork& tile, 
 class KeptDescriptors {
  public:
   ATTN_HD explicit KeptDescriptors(Descriptors& kept) : kept_(kept) {}
-  // By all threads of the block.
+  // All threads of the block call it.
   ATTN_HD const Descriptors& Of(const LaunchParams& params, const TileWork& tile, int thread,
                                 int threads) {
     if (tile.problem == problem_ && tile.batch == batch_) return kept_;

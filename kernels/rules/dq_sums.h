@@ -10,7 +10,7 @@ namespace attnd {
 
 template <class Dq, class Element, class Rule, class DqSums>
 struct DqAdder {
-  // Whose dQ: of a block's keys and this thread.
+  // The block's keys and this thread, whose part of dQ is added.
   const ProblemDesc& problem;
   const SequenceDesc& sequence;
   int batch, warp, lane;
@@ -84,7 +84,7 @@ struct DqAdder {
   }
 
  private:
-  // What rounding left: exact, since a float32 beyond 2^23 is an integer.
+  // Adds the rests of rounding, which are exact, since a float32 beyond 2^23 is an integer.
   template <class Sum>
   ATTN_HD void AddRests(float* sums, const Sum& sum) const {
     int32_t* to = reinterpret_cast<int32_t*>(sums) + problem.dq_rest;

@@ -22,7 +22,7 @@ ATTN_HD uint32_t KeepSigns(uint32_t bytes, uint32_t threshold_bytes) {
 class DropoutColumn {
  public:
   ATTN_HD DropoutColumn(const DropoutStream& stream, uint32_t column_block) {
-    // Of a counter (offset, row, head, column), words 0, 1 and 3 after a round do not need the row.
+    // Words 0, 1 and 3 of a counter (offset, row, head, column) do not need the row after a round.
     PhiloxBlock block = PhiloxRound({{stream.offset_lo, 0, stream.head_index, column_block}},
                                     stream.key_lo, stream.key_hi);
     first_ = block.word[0];

@@ -29,7 +29,7 @@ ATTN_HD float PowerOfTwo(int exponent) {
   return ptx::BitsFloat(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// Within 2^-20 of it.
+// The root is right to 2^-20 of itself.
 ATTN_HD float SquareRoot(float x) { return ptx::Exp2(0.5f * ptx::Log2(x)); }
 
 ATTN_HD int FloatExponent(float x) {

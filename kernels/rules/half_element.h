@@ -22,7 +22,7 @@ ATTN_HD uint32_t BFloat16InUpperHalf(float value) {
 struct Float16 {
   static constexpr int kBytes = 2;
   static constexpr uint32_t kMagnitude = 0x7fff7fffu;  // of a word: all but signs
-  // To nearest, ties to even.
+  // Rounds to nearest, ties to even.
   ATTN_HD static uint32_t Pack(float low, float high) { return ptx::PackRounded(low, high); }
   // Word n of a row.
   ATTN_HD static uint32_t WordOf(const char* row, int n) {

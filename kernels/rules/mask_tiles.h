@@ -63,7 +63,8 @@ struct MaskTilesKernel {
       const TileLists& lists = problem.tile_lists;
       return (lists.by_keys ? line : tile) * lists.tile_keys;
     }
-    // Which of 32 keys, the first a multiple of 32, the mask has a bit for. One column is for all.
+    // Tells for which of 32 keys, the first a multiple of 32, the mask has a bit. One column is for
+    // all.
     ATTN_HD uint32_t Existing(int key) const {
       const int left = problem.mask.columns - key;
       if (left >= 32 || problem.mask.columns == 1) return ~0u;
@@ -90,7 +91,7 @@ struct MaskTilesKernel {
     }
   };
 
-  // What this warp's rows of a tile hold.
+  // Looks at this warp's rows of a tile.
   ATTN_HD static Seen Look(const Bits& bits, int tile, int warp) {
     const TileLists& lists = bits.problem.tile_lists;
     const int row_begin = bits.first_row(tile), key_begin = bits.first_key(tile);
@@ -126,7 +127,8 @@ struct MaskTilesKernel {
     return listed + ptx::CountBits(chosen);
   }
 
-  // Of the partial tiles among the 32 from `first` on; `bitmap` is the line's first.
+  // Makes the bitmaps of the partial tiles among the 32 from `first` on; `bitmap` is the line's
+  // first.
   ATTN_HD static void MakeBitmaps(const Bits& bits, int first, uint32_t partial, uint32_t bitmap,
                                   int thread) {
     const TileLists& lists = bits.problem.tile_lists;

@@ -1,4 +1,4 @@
-// What the runs of long lists (list_runs.h) become together, after the kernel that made them:
+// merge_runs.h: merges the runs of long lists (list_runs.h), after the kernel that made them:
 //   O = Σ_n e^(lse_n − lse)·O_n    lse = ln(Σ_n e^lse_n + the sink's e^logit)    dK = Σ_n dK_n
 // n ascends, so bits depend on the list alone. Any architecture. Errors: none.
 #pragma once
@@ -49,7 +49,7 @@ struct MergeOutputsKernel {
       weights[n] = counts[n] ? ptx::Exp2((lse[n] - top) * kLog2E) : 0.0f;
       total += weights[n];
     }
-    // Where all that is visible is −infinity: 0/0.
+    // Rows whose visible scores are all −infinity give 0/0.
     const float share = total == 0 ? ptx::BitsFloat(kNothingFinite) : ptx::Reciprocal(total);
     const float merged = total == 0 ? share : top + ptx::Log2(total) * kLn2;
     if (lane == 0) {

@@ -18,7 +18,7 @@ class NonFiniteRows {
       : at_{problem, sequence, tile.batch, tile.head, GeneralScores::OptionsOf(problem)},
         kv_head_(tile.head / problem.group) {}
 
-  // By whole warps: a lane has one chunk of the row.
+  // Whole warps call it: a lane has one chunk of the row.
   ATTN_HD void Restore(int row, int lane) const {
     const ProblemDesc& p = at_.problem;
     const SequenceDesc& s = at_.sequence;

@@ -21,8 +21,8 @@ inline constexpr float kLag = 8.0f;
 inline constexpr float kTruncationLoss = 3.52e-4f;
 inline constexpr float kTruncationBias = 5.077e-4f;  // log2(1 + kTruncationLoss)
 
-// How P and dS become 16-bit numbers. kMargin: what keeps dS below the
-// numbers that become infinite (GainOf).
+// TruncatedP tells how P and dS become 16-bit numbers. kMargin keeps dS below the numbers that
+// become infinite (GainOf).
 struct TruncatedP {
   static constexpr float kLoss = kTruncationLoss, kBias = kTruncationBias;
   static constexpr float kMargin = 1;
@@ -37,8 +37,8 @@ struct RowEnd {
   float lse;     // natural logarithm; −infinity where no key is visible
 };
 
-// What one row becomes after its last key. `visible` of the sequence's keys were visible; `gain`: 1
-// + the mean loss of P.
+// Finishes a row after its last key. `visible` of the sequence's keys were visible; `gain` is 1 +
+// the mean loss of P.
 ATTN_HD RowEnd FinishRow(const ScoreContext& at, float gain, float stabilizer, float sum,
                          int visible) {
   if (visible == 0) return {0, -Infinity()};

@@ -82,8 +82,8 @@ struct BiasGradientKernel {
   ATTN_HD static int FirstRow(const Work& w) { return w.tile.tile / w.column_tiles * kEdge; }
   ATTN_HD static int FirstKey(const Work& w) { return w.tile.tile % w.column_tiles * kEdge; }
 
-  // What (batch entry, head) adds to this thread's number: its own dS, or the sum over broadcast
-  // rows or columns.
+  // Returns the term that (batch entry, head) adds to this thread's number: its own dS, or the sum
+  // over broadcast rows or columns.
   ATTN_HD static float OfHead(const Work& w, int batch, int head, Shared& shared) {
     const ProblemDesc& p = w.problem;
     const SequenceDesc& s = p.sequences[batch];

@@ -1,7 +1,7 @@
-// What a launch of the device kernels is told: an array of problems (ProblemDesc), each with its
-// sequences, and a list of tiles to work on (TileWork), one per block. All PODs, filled by the
-// host, read by every architecture's kernels and by the emulator. Device pointers on a device, host
-// pointers in the emulator.
+// params.h: the parameters of a launch of the device kernels: an array of problems (ProblemDesc),
+// each with its sequences, and a list of tiles to work on (TileWork), one per block. All are PODs,
+// filled by the host, read by every architecture's kernels and by the emulator. Pointers are the
+// device's; in the emulator they are the host's.
 //
 // Launch     grid.x = tile_count, block b works on tiles[b]; or fewer blocks, which have equal
 //            shares of them, or of which each takes the next tile until there is none. A tile's
@@ -56,18 +56,18 @@ struct MaskBits {
   int32_t rows, columns;     // 1: all share one
 };
 
-// Which tiles a block visits under a mask, whatever way the mask was described. A plan is what one
-// or more (b, h) see. It has a line for each of a block's own tiles (of rows in forward, of keys in
-// backward), and a line lists the other side's tiles that hold anything, ascending: a tile's
-// number, and 1 + the number of its bitmap, or 0 where all of it is visible. Bitmaps: tile_lists.h.
-// Made by the host from masks by description, by a kernel ahead from bool masks.
+// A plan says which tiles a block visits under a mask, whatever way the mask was described. It is
+// what one or more (b, h) see. It has a line for each of a block's own tiles (of rows in forward,
+// of keys in backward), and a line lists the other side's tiles that hold anything, ascending: a
+// tile's number, and 1 + the number of its bitmap, or 0 where all of it is visible. Bitmaps:
+// tile_lists.h. The host makes it from masks by description, a kernel ahead from bool masks.
 struct alignas(16) MaskLine {
   uint32_t begin, end;  // its tiles
   uint32_t bitmap;      // number of the bitmap that its tiles count from
   uint32_t unused;
 };
-// How lanes hold scores (tile_lists.h), hence the bits of bitmaps: m8n8k4's numbering, or
-// m16n8k16's.
+// LaneOrder says how lanes hold scores (tile_lists.h), hence the bits of bitmaps: m8n8k4's
+// numbering, or m16n8k16's.
 enum LaneOrder : int32_t { kLanesOfSm70, kLanesOfSm80 };
 inline constexpr int kListedTileBits = 15;  // 2^20 keys, 32 a tile
 inline constexpr uint32_t kListedTileMask = (1u << kListedTileBits) - 1;
@@ -88,10 +88,10 @@ struct TileLists {
 };
 // Lines much longer than others are cut into so many runs of tiles, about equal.
 inline constexpr int32_t kListRuns = 8;
-// What a block of the kernels that merge them has (merge_runs.h).
+// Rows or keys of a block of the kernels that merge runs (merge_runs.h).
 inline constexpr int32_t kMergedRows = 8;
 
-// Of a part (TensorMap).
+// The maps of a problem's tensors (TensorMap).
 enum MapOf : int32_t {
   kMapOfQ,
   kMapOfK,
@@ -184,7 +184,7 @@ ATTN_HD constexpr int64_t DqSumFloats(int64_t q_len, int32_t tile_head_dim) {
   return DqBlocks(q_len) * kDqBlockRows * PaddedColumns(tile_head_dim);
 }
 
-// What one block does. Forward: rows [tile·q_rows, +q_rows) of query head `head`. Backward: keys
+// The work of one block. Forward: rows [tile·q_rows, +q_rows) of query head `head`. Backward: keys
 // [tile·kv_rows, +kv_rows) of KV head `head`. KeyBounds, Delta and dQ kernels: 64 rows of query
 // head `head`. KeepRows: 64 rows of O's or V's heads. CaptureScores: `batch` is the split, `head`
 // the slot, `tile` of the map; CaptureSums: `batch` is the tile's first cell, `head` its first
@@ -193,9 +193,10 @@ struct TileWork {
   int32_t problem, batch, head, tile;
 };
 
-// What a launch captures of one call, whose parts are problems [0, parts) (capture_map.h). A map's
-// tiles are kCaptureRows × tile_keys. Each is made as the sum of `splits` sums over a share of the
-// call's heads, as many as the call alone tells, so that few tiles fill a GPU.
+// CaptureDesc describes the map that a launch captures of one call, whose parts are problems [0,
+// parts) (capture_map.h). A map's tiles are kCaptureRows × tile_keys. Each is the sum of `splits`
+// sums over a share of the call's heads. The call alone determines `splits`, so that few tiles fill
+// a GPU.
 inline constexpr int32_t kCaptureRows = 128;
 struct CaptureDesc {
   float* sums;         // of the tiles at hand: slots of [kCaptureRows][tile_keys]
@@ -215,8 +216,9 @@ struct LaunchParams {
   const ProblemDesc* problems;
   const TileWork* tiles;
   int32_t tile_count;
-  // Of kernels whose blocks take tile after tile: a word that began as zero, and how many tiles
-  // earlier launches of it took. A launch of n tiles adds n. The word after it counts row_tiles.
+  // Kernels whose blocks take tile after tile have a word that began as zero, and the number of
+  // tiles that earlier launches of it took. A launch of n tiles adds n. The word after it counts
+  // row_tiles.
   uint32_t* taken;
   uint32_t taken_before;
   const CaptureDesc* capture;  // null: none
@@ -225,12 +227,13 @@ struct LaunchParams {
   // many rounds (visits) of other tiles stand before its own there.
   uint32_t* dropout_bits;
   const uint32_t* first_rounds;
-  // Of backward that zeroes dQ's sums: the dQ kernel's tiles.
+  // Backward that zeroes dQ's sums has the dQ kernel's tiles.
   const TileWork* row_tiles;
   int32_t row_tile_count;
 };
 
-// Which thread of which block this is: made by entry.cuh (or the emulator), read from nowhere else.
+// ThreadIndex says which thread of which block this is: entry.cuh (or the emulator) makes it, and
+// nothing else reads the hardware's.
 struct ThreadIndex {
   int thread, block;
   int blocks = 1;

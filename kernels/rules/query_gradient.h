@@ -1,13 +1,13 @@
-// After backward's large kernel: dQ's sums, which lie in the order of its lanes, into rows of the
-// call's element type, and NaN where rows are not finite. A block takes tile after tile of 64 rows;
-// bound by memory. Errors: none.
+// query_gradient.h runs after backward's large kernel: it brings dQ's sums, which lie in the order
+// of its lanes, into rows of the call's element type, and NaN where rows are not finite. A block
+// takes tile after tile of 64 rows; it is bound by memory. Errors: none.
 #pragma once
 
 #include "kernels/rules/backward_passes.h"
 
 namespace attnd {
 
-// What all rows of a tile share, looked up once.
+// DqHead holds the values that all rows of a tile share, looked up once.
 template <int kColumns, class Rounding, class DqSums>
 struct DqHead {
   const ProblemDesc& p;
@@ -24,7 +24,7 @@ struct DqHead {
     const int gain = GainOfTile(p, of.batch, of.head, of.tile);
     return gain == kNoGain ? 0 : gain;
   }
-  // Of a row of the block.
+  // Returns the factor of a row of the block.
   ATTN_HD float FactorOf(int row) const {
     const int64_t index =
         s.batch * p.lse_batch + tile.head * p.lse_head + s.q_begin + tile.tile * kDqBlockRows + row;
@@ -48,11 +48,11 @@ ATTN_HD float SumWithRest(uint32_t sum, uint32_t rest, int rest_bits) {
   return static_cast<float>((wide << rest_bits) + static_cast<int32_t>(rest)) *
          PowerOfTwo(-rest_bits);
 }
-// Of two 16-bit numbers: NaN where a bit is set.
+// Returns two 16-bit numbers: NaN where a bit is set, else 0.
 ATTN_HD uint32_t NanOfPair(uint32_t marks) {
   return (marks & 1 ? 0x7fffu : 0u) | (marks & 2 ? 0x7fff0000u : 0u);
 }
-// By 256 threads: NaN into dK and dV that rows of the tile make so.
+// Puts NaN into dK and dV where rows of the tile are not finite. 256 threads call it.
 template <class Element>
 ATTN_HD void RestoreRows(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
                          int warp, int lane) {
@@ -106,7 +106,7 @@ struct DqKernel {
     return p.dq_sums + (int64_t{tile.batch} * p.q_heads + tile.head) * p.dq_head +
            int64_t{tile.tile} * Dq::kBlockFloats + warp * Dq::kSums * 32 + lane;
   }
-  // `sums`: the tile's first part on entry, and on exit that of `next`, which is under way while
+  // `sums` is the tile's first part on entry, and on exit that of `next`, which is under way while
   // this one is written.
   ATTN_HD static void RunTile(const LaunchParams& params, const TileWork& tile,
                               const TileWork* next, int thread, float (&sums)[Dq::kSums],
@@ -149,7 +149,7 @@ struct DqKernel {
     RestoreRows<Element>(head.p, head.s, tile, warp, lane);
   }
 
-  // Whether this thread's share of the block's rows has sums that are not finite.
+  // Tells whether this thread's share of the block's rows has sums that are not finite.
   ATTN_HD static bool MeetsMarks(const Head& head, int thread) {
     constexpr int kWords = kColumns / 32;
     uint32_t marks = 0;
@@ -233,7 +233,7 @@ struct DqKernel {
     const uint4 b = ptx::LoadShared128(&shared.marked[4]);
     return (a.x | a.y | a.z | a.w | b.x | b.y | b.z | b.w) != 0;
   }
-  // Of the numbers of a word: NaN where a bit is set.
+  // Returns the numbers of a word: NaN where a bit is set, else 0.
   ATTN_HD static uint32_t NanOf(uint32_t marks) {
     if constexpr (kWords == 2) return marks & 1 ? 0x7fffffffu : 0u;
     return NanOfPair(marks);

@@ -1,5 +1,6 @@
-// What forward kernels leave out of PARTIAL tiles of V, infinities and NaN, and how a row of O gets
-// it where it is visible: slow, rare, and far from the hot loop. Errors: none.
+// restore_non_finite.h: forward kernels leave infinities and NaN out of PARTIAL tiles of V; this
+// adds them to the rows of O that see them. It is slow, rare, and far from the hot loop. Errors:
+// none.
 #pragma once
 
 #include "kernels/rules/dropout_rules.h"
@@ -8,7 +9,7 @@
 
 namespace attnd {
 
-// `Rule`: of scores. `kDrops`: whether the kernel does.
+// `Rule` is that of scores; `kDrops` says whether the kernel has dropout.
 template <class Element, class Rule, bool kDrops>
 struct NonFiniteValues {
   // Row `row` of O, which has been written. By one thread; `tiles`: those that the row's block

@@ -1,5 +1,6 @@
-// What the small kernels around backward share (backward_passes.h, query_gradient.h): a block's
-// tiles, sums and maxima over rows that four lanes read, and bounds of KV heads. Errors: none.
+// row_math.h is shared by the small kernels around backward (backward_passes.h, query_gradient.h):
+// a block's tiles, sums and maxima over rows that four lanes read, and bounds of KV heads. Errors:
+// none.
 #pragma once
 
 #include "attention/score_rule.h"
@@ -60,7 +61,7 @@ class BlockBounds {
   };
   ATTN_HD BlockBounds(int thread, Shared& shared) : shared_(shared), thread_(thread) {}
 
-  // By all threads: which head it is, from now on.
+  // Sets the head for the bounds that follow. All threads call it.
   ATTN_HD void Open(uint32_t* of_head) {
     if (of_head == of_head_) return;
     if (of_head_ != nullptr) Close();
@@ -68,12 +69,12 @@ class BlockBounds {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) largest_[n] = 0;
   }
-  // `value`: at least 0; not NaN.
+  // `value` is at least 0 and not NaN.
   ATTN_HD void Widen(GradientBound bound, float value) {
     float& largest = largest_[bound - kFirst];
     largest = ptx::Max(largest, value);
   }
-  // By all threads.
+  // All threads call it.
   ATTN_HD void Close() {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {

@@ -10,7 +10,7 @@
 
 namespace attnd {
 
-// Where a step's queries are.
+// RangeStep says where a step's queries are.
 struct RangeStep {
   int row;
   RangeVisit visit;
@@ -20,7 +20,8 @@ struct ListedStep {
   ListedVisit visit;
 };
 
-// Where a cursor is: looked up where it is asked for, or (kAhead) under way since Bring.
+// PlaceOfStep is a cursor's place: looked up when it is asked for, or (kAhead) under way since
+// Bring.
 template <class Visits, int kStepRows, bool kAhead>
 struct PlaceOfStep {
   using Cursor = typename Visits::Cursor;
@@ -68,7 +69,7 @@ class RowVisits<Rule, false, kDqBlockRows> {
     ATTN_HD int Head(const RowVisits&) const {
       return head_;
     }
-    // Whether another head begins.
+    // Tells whether another head begins.
     template <int kStepRows>
     ATTN_HD bool Advance(const RowVisits& of, const RangeStep& /*here*/) {
       const int head = head_;
@@ -87,7 +88,7 @@ class RowVisits<Rule, false, kDqBlockRows> {
     int head, left;
     ATTN_HD explicit RoundCursor(const RowVisits& of)
         : head(of.first_head()), left(of.tiles_.count()) {}
-    // Whether this round's place has only now become known.
+    // Tells whether this round's place has only now become known.
     ATTN_HD bool Begin(const RowVisits&, int /*round*/) { return false; }
     // False when the next round is not the next 64 rows of the same head.
     ATTN_HD bool Advance(const RowVisits& of) {
@@ -137,7 +138,7 @@ class RowVisits<Rule, true, kRows> {
   ATTN_HD int rounds() const { return rounds_; }
   ATTN_HD int first_head() const { return tile_.head * problem_.group; }
 
-  // By all threads of the block: counts, and brings the first rounds.
+  // Counts, and brings the first rounds. All threads of the block call it.
   ATTN_HD void Open(int thread) {
     uint32_t count = 0;
     for (int h = thread & 31; h < problem_.group; h += 32) {
@@ -156,7 +157,7 @@ class RowVisits<Rule, true, kRows> {
     ptx::SyncThreads();
     rounds_ = static_cast<int>(ptx::LoadShared32(&ring_.count));
   }
-  // At the head of a round: brings the one kAhead later. Beyond the last there is no head.
+  // Brings, at the head of a round, the one kAhead later. Beyond the last there is no head.
   ATTN_HD void Advance(int round, int thread) {
     if (thread != 0) return;
     const int head = ring_.head, place = (round + kAhead) & (kSize - 1);
@@ -185,7 +186,7 @@ class RowVisits<Rule, true, kRows> {
     ATTN_HD uint32_t Bitmap(const RowVisits& of) const {
       return ptx::LoadShared32(&of.ring_.bitmaps[Round<kStepRows>() & (kSize - 1)]);
     }
-    // Whether another head begins. `here`: what Read returned.
+    // Tells whether another head begins. `here` is what Read returned.
     template <int kStepRows>
     ATTN_HD bool Advance(const RowVisits&, const ListedStep& here) {
       ++step_;

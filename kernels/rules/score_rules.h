@@ -51,7 +51,7 @@ struct LinearScores {
   }
   // dS of the raw product over dS of the score, where it is not constant (softcap): `slopes`.
   ATTN_HD static bool HasSlope(const ProblemDesc&) { return false; }
-  // What a score, or a raw product, is multiplied by to be in units of log2.
+  // The factor that brings a score, or a raw product, to units of log2.
   ATTN_HD static float Multiplier(const ProblemDesc& problem) { return problem.scale_log2; }
   // Rows beyond the sequence, which fill up tiles, see nothing.
   ATTN_HD static bool IsVisible(const ScoreContext& at, int row, int key) {
@@ -76,7 +76,8 @@ struct LinearScores {
     }
     return visible;
   }
-  // What is visible of the line along which a pair lies: keys of its row, or rows of its key.
+  // Returns the visible part of the line along which a pair lies: keys of its row, or rows of its
+  // key.
   template <Along kAlong>
   ATTN_HD static Range Line(const ScoreContext& at, ScorePlace place) {
     const Visibility v = VisibilityOf(at.sequence);
@@ -103,7 +104,7 @@ struct ListedScores : LinearScores {
     Hide(visible, scores);
     return visible;
   }
-  // Of every visit.
+  // Every visit has these flags.
   ATTN_HD static uint32_t VisitFlags(const ProblemDesc&) { return 0; }
   ATTN_HD static bool IsVisible(const ScoreContext& at, MaskLookup& mask, int row, int key) {
     return LinearScores::IsVisible(at, row, key) && mask.Shows(row, key);
@@ -113,7 +114,7 @@ struct ListedScores : LinearScores {
 
 struct GeneralScores {
   static constexpr bool kListed = true, kEveryTile = true;
-  // What a problem asks for, looked up once.
+  // The options of a problem, looked up once.
   enum Option : uint32_t { kSoftcap = 1, kBias = 2, kAlibi = 4 };
   ATTN_HD static uint32_t OptionsOf(const ProblemDesc& p) {
     return (p.softcap != 0 ? kSoftcap : 0u) | (p.bias.data != nullptr ? kBias : 0u) |
@@ -147,7 +148,7 @@ struct GeneralScores {
     return visible;
   }
   ATTN_HD static bool HasSlope(const ProblemDesc& problem) { return problem.softcap != 0; }
-  // Of every visit, besides what lists say.
+  // Every visit has these flags besides those of its list.
   ATTN_HD static uint32_t VisitFlags(const ProblemDesc& problem) {
     return problem.bias.data != nullptr ? uint32_t{ListedVisit::kOther} : 0u;
   }
@@ -181,8 +182,8 @@ struct GeneralScores {
     return ptx::BitsFloat(ptx::FloatBits(bias) & kept);
   }
 
-  // What a product is multiplied by to be 2·score/cap in units of log2. Finite even where 1/cap is
-  // not, so that a product of 0 stays 0.
+  // The factor that brings a product to 2·score/cap in units of log2. It is finite even where 1/cap
+  // is not, so that a product of 0 stays 0.
   ATTN_HD static float ToPower(const ProblemDesc& problem) {
     const float power = problem.scale * (2 * kLog2E) * ptx::Reciprocal(problem.softcap);
     return ptx::Max(kLowest, -ptx::Max(kLowest, -power));
@@ -222,7 +223,7 @@ struct GeneralScores {
     }
     return visible;
   }
-  // Which are not −infinity.
+  // Returns which are not −infinity.
   template <int kPairs>
   ATTN_HD static uint32_t ModerateAll(ScorePairs<kPairs>& bias) {
     uint32_t visible = 0;

@@ -1,6 +1,6 @@
-// What a caller's tensors hold for scores, by place: bias and ALiBi slopes. Used by GeneralScores
-// (score_rules.h). A lane's numbers come together: all loads are under way before
-// the first is needed. Errors: none. Threads: pure functions.
+// score_tensors.h reads a caller's tensors of scores by place: bias and ALiBi slopes. GeneralScores
+// (score_rules.h) uses it. A lane's numbers come together: all loads are under way before the first
+// is needed. Errors: none. Threads: pure functions.
 #pragma once
 
 #include "attention/score_rule.h"
@@ -9,7 +9,7 @@
 
 namespace attnd {
 
-// Where a score tile stands.
+// ScoreContext says where a score tile stands.
 struct ScoreContext {
   const ProblemDesc& problem;
   const SequenceDesc& sequence;

@@ -18,7 +18,7 @@ namespace attnd {
 // max|K|. Larger is larger, half by half.
 struct KeySize {
   static constexpr int kNormBias = 300;
-  // `largest`: max|V|, for norms whose square is beyond float32.
+  // `largest` is max|V|, for norms whose square is beyond float32.
   ATTN_HD static uint32_t Of(float squared_norm, float largest, float largest_k) {
     const uint32_t of_k = ptx::FloatBits(largest_k) >> 23;
     if (largest == 0) return of_k;
@@ -34,7 +34,7 @@ struct KeySize {
     return Larger(a & kOfV, b & kOfV) | Larger(a & kOfK, b & kOfK);
   }
   ATTN_HD static uint32_t Min(uint32_t a, uint32_t b) { return ~Max(~a, ~b); }
-  // Whether a half of `a` is larger than that of `b`.
+  // Tells whether a half of `a` is larger than that of `b`.
   ATTN_HD static bool Exceeds(uint32_t a, uint32_t b) {
     return (a & kOfV) > (b & kOfV) || (a & kOfK) > (b & kOfK);
   }
@@ -58,7 +58,7 @@ struct KeySizes {
         groups(keys + p.most_keys) {}
 };
 
-// By 256 threads, four a row.
+// 256 threads share it, four a row.
 class SeenKeys {
  public:
   static constexpr int kWarps = 8;
@@ -84,7 +84,7 @@ class SeenKeys {
   }
 
  private:
-  // Over lanes that differ in bits of `kMask`, 2^n − 1.
+  // Returns the largest over lanes that differ in bits of `kMask`, 2^n − 1.
   template <int kMask>
   ATTN_HD static uint32_t MaxOver(uint32_t size) {
 #pragma unroll
@@ -151,8 +151,8 @@ class SeenKeys {
     }
     return ptx::LoadShared32(&shared.of_warps[0][row]);
   }
-  // What a warp knows: rows `lane` and 32 + `lane` of the tile. Rows that do not exist or that
-  // forward found to see nothing count as if they had seen all.
+  // Rows holds what a warp knows of rows `lane` and 32 + `lane` of the tile. Rows that do not exist
+  // or that forward found to see nothing count as if they had seen all.
   struct Rows {
     uint32_t size[2];
     uint32_t least;  // of all 64 rows, half by half
@@ -171,7 +171,7 @@ class SeenKeys {
       }
     }
   };
-  // By all threads.
+  // All threads call it.
   ATTN_HD void Exchange(Shared& shared, Rows& rows) const {
     ptx::SyncThreads();  // all have read what was here
 #pragma unroll
@@ -236,7 +236,7 @@ class SeenKeys {
       left &= ptx::Ballot(KeySize::Exceeds(size, rows.least));
     }
   }
-  // Whether the mask shows some row something of the 32 keys.
+  // Tells whether the mask shows some row something of the 32 keys.
   ATTN_HD bool IsAnyShown(int first_key, MaskLookup& mask) const {
     const TileLists& lists = at_.problem.tile_lists;
     if (lists.lines == nullptr) return true;

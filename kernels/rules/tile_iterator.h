@@ -65,8 +65,8 @@ struct ListedVisit {
   ATTN_HD bool IsCut() const { return word & kCut; }
   ATTN_HD bool IsMasked() const { return word & kMasked; }
   ATTN_HD bool IsPartial() const { return word & 7u; }
-  // Of backward's: the head has rows that are not finite (non_finite_rows.h); and
-  // this is the last of its tiles.
+  // Visits of backward also tell whether the head has rows that are not finite (non_finite_rows.h),
+  // and whether this is the last of its tiles.
   ATTN_HD bool HasNonFiniteRows() const { return word & kNonFinite; }
   ATTN_HD bool EndsHead() const { return word & kEndsHead; }
 };

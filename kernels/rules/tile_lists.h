@@ -37,13 +37,13 @@ ATTN_HD uint32_t FirstListed(const uint32_t* tiles, uint32_t begin, uint32_t end
   return begin;
 }
 
-// What one (b, h) sees, place by place; those of one tile come cheaper one after another.
+// MaskLookup tells which places one (b, h) sees; those of one tile come cheaper one after another.
 class MaskLookup {
  public:
   ATTN_HD MaskLookup(const TileLists& lists, int batch, int head)
       : lists_(lists), batch_(batch), head_(head), row_tile_(-1), key_tile_(-1), entry_(0) {}
 
-  // What the mask shows of a tile: the number of a bitmap, kAll or kNothing.
+  // A tile's entry is the number of a bitmap, kAll or kNothing.
   static constexpr int64_t kAll = -1, kNothing = -2;
   ATTN_HD int64_t TileEntry(int row_tile, int key_tile) {
     if (lists_.lines == nullptr) return kAll;

@@ -47,7 +47,7 @@ struct BackwardKernel {
   static constexpr int kThreads = 64 * kRoleWarps;
   static constexpr int kHeadDim = PaddedColumns(kTile.head_dim),
                        kChunks = kHeadDim / 8;  // from row to row
-  // Of small tiles short rows of Q and dO (K and V, K and dS) stand side by side.
+  // In small tiles short rows of Q and dO (K and V, K and dS) stand side by side.
   static constexpr bool kSharesRows = kSmall && kTile.head_dim <= 32;
   static constexpr int kRowChunks = kSmall ? kTile.head_dim / 8 : kChunks;
   static constexpr int kSplit = kHeadDim > 128 ? 2 : 1;  // warps of the same keys, by columns
@@ -59,7 +59,8 @@ struct BackwardKernel {
   static constexpr int kGroups = kStepRows / kGroupRows;
   static constexpr int kRoundRows = kSmall ? kStepRows : kDqBlockRows;
   static constexpr int kRoundSteps = kRoundRows / kStepRows;
-  // From dQ that the last warp still adds to the step that the first one brings.
+  // Rounds in flight: from the dQ that the last warp still adds to the step that the first one
+  // brings.
   static constexpr int kFactorRounds = kSmall ? 3 : kRoundSteps < 4 ? 4 : 2;
   static constexpr int kSlots = !kSmall       ? 3
                                 : kSharesRows ? 2
@@ -68,13 +69,13 @@ struct BackwardKernel {
   static constexpr int kRoleBarrier = 5;  // and 6; those before are pairs' of warps
   static constexpr int kHandBarrier = 7;  // and on: P of a warp's group is there, of small tiles
   static constexpr bool kFixedPoint = DqSums::kFixedPoint;
-  // What a step has for each of its rows, and how often each thread brings one.
+  // A step has so many vectors of its rows, and each thread brings one so often.
   static constexpr int kVectors = kFixedPoint ? 3 : 2;
   static constexpr int kVectorPasses = kRoleWarps == 1 ? 2 : 1;
   static_assert(kVectors * kStepRows <= kVectorPasses * kThreads);
   // Stored under products, P costs registers that only this one has to spare.
   static constexpr bool kStoresPLate = kHeadDim == 64 && !kFixedPoint;
-  // Whether registers are left for the distance of rows of Q and dO: 1 % faster.
+  // Tells whether registers are left for the distance of rows of Q and dO: 1 % faster.
   static constexpr bool kKeepsPitches = kHeadDim == 128 && !kFixedPoint;
   using Dq = DqLayout<kHeadDim>;
   static constexpr int kDqParts = kRoleWarps == 1 ? (kSharesRows ? 1 : 2) : Dq::kParts;
@@ -103,7 +104,8 @@ struct BackwardKernel {
     const int n = thread / kRowChunks;
     return kRowChunks > 4 ? n : (n & ~5) | (n & 1) << 2 | (n >> 2 & 1);
   }
-  // Where chunk `chunk` of K is for dQ: short rows leave dS the first half of either half line.
+  // Returns where chunk `chunk` of K is for dQ: short rows leave dS the first half of either half
+  // line.
   ATTN_HD static constexpr int DqChunk(int chunk) {
     return kSharesRows ? 2 + (chunk & 1) + (chunk & 2) * 2 : chunk;
   }
@@ -123,7 +125,7 @@ struct BackwardKernel {
     uint4 partial[kSplit == 1 ? 1 : 8 * 64];                // a warp's half of scores
     uint4 slopes[kSplit == 1 ? 1 : 8 * (kHandBytes / 16)];  // softcap's derivative, placed as P
     Descriptors descriptors;
-    // Of rows of the last steps, what their dQ is multiplied by: upper halves of powers of two.
+    // The factors of dQ of the last steps' rows: upper halves of powers of two.
     uint16_t factors[kFixedPoint ? kFactorRounds : 1][kRoundRows];
     float watch;     // 0; NaN where sums of dQ have a second integer
     int exponent;    // of two, by which dS of the last step was multiplied
@@ -298,7 +300,8 @@ struct BackwardKernel {
       if constexpr (!kSmall) hand ^= 4 * kHandBytes;
       ++count;
     }
-    // Of dS of a group: two rounds' buffers, [key][64 queries], of small tiles one.
+    // Returns the place of a group's dS: two rounds' buffers, [key][64 queries], in small tiles
+    // one.
     ATTN_HD int Ds(const Places& places, int group) const {
       if constexpr (kSmall) return places.ds ^ group * 16;
       const int column = (count % kRoundSteps * kGroups + group) * 16;
@@ -346,7 +349,7 @@ struct BackwardKernel {
         step.Advance();
         put = StepState::NextSlot(put);
         ptx::SyncThreads();  // dS is there, and the next step
-        // Of longer rows: a block more an SM.
+        // Longer rows have one slot, which leaves room for one more block an SM.
         if (kSlots == 1) stager.Put(work, 0, round + 1, shared);
         stager.Fetch(work);
         dq.Add(work, round, places, shared);
@@ -549,8 +552,8 @@ struct BackwardKernel {
 
   // Under a softcap its derivative is left for the other role: where dS will be, or beside P.
   static constexpr int kSlopeStride = 16 * 128;
-  // What hides scores of a group: its place, and the mask, of which bit 8m + e shows element e of
-  // key tile m.
+  // Hidden tells which scores of a group are hidden: by place, and by the mask, of which bit 8m + e
+  // shows element e of key tile m.
   struct Hidden {
     bool is_cut;
     uint32_t shown;
@@ -591,7 +594,7 @@ struct BackwardKernel {
     }
     const uint32_t visible = Rule::template ApplyAll<Along::kRows>(at, pairs, hidden.is_cut,
                                                                    hidden.shown, scores, slope);
-    // What listed scores hide is cut out of P (HideInvisible), whatever it is.
+    // Listed scores that are hidden are cut out of P (HideInvisible), whatever it is.
     if constexpr (Rule::kListed && !Rule::kEveryTile) return visible;
 #pragma unroll
     for (int n = 0; n < 2 * kPairs; ++n) {
@@ -624,7 +627,7 @@ struct BackwardKernel {
       for (int n = 0; n < 4; ++n) words[m][n] &= NonZeroHalves(p[n] & 0x7fff7fffu);
     }
   }
-  // Where a group leaves what others need: P for the second role, dS for dQ.
+  // Returns where a group leaves what others need: P for the second role, dS for dQ.
   struct Left {
     char *hand, *ds;
   };

@@ -63,9 +63,9 @@ class QueryGradient {
   }
 
  private:
-  // Where in the order of Dq's warps this lane's sums of a round are, which starts with `row`.
-  // Small tiles' rounds are four of the warps' work, which two do of up to 64 columns; of those
-  // warps' lanes short rows need half.
+  // Returns where in the order of Dq's warps this lane's sums of a round are, which starts with
+  // `row`. Small tiles' rounds are four of the warps' work, which two do of up to 64 columns; of
+  // those warps' lanes short rows need half.
   struct SumsAt {
     int first_row, first_column, warp, lane;
     int first_sum;  // of the lane of Dq
@@ -88,7 +88,7 @@ class QueryGradient {
     ATTN_HD int Query(int n) const { return first_row + Dq::Query(first_sum + n, warp, lane); }
     ATTN_HD int Column(int n) const { return first_column + Dq::Column(first_sum + n, warp, lane); }
   };
-  // From the sums of a part to those of the next.
+  // The distance from the sums of a part to those of the next.
   static constexpr int kPartFloats = Kernel::kSmall ? Dq::kSums * 32 : Dq::kFloats;
 
   ATTN_HD void Open(const Work& work) { to_ = Sum(work, at_.head, at_.row(work.visits)); }
@@ -105,7 +105,7 @@ class QueryGradient {
     return (places.dq_k ^ twist) + part * Dq::kOut * 2;
   }
 
-  // Of a part.
+  // Multiplies one part.
   ATTN_HD static void Product(const Places& places, int from_ds, int part, const Shared& shared,
                               float (&rQ)[Dq::kSums / 8][8]) {
 #pragma unroll
@@ -179,7 +179,7 @@ class QueryGradient {
       MarkNonFiniteSums(work, part, rQ);
     }
   }
-  // What rounding left: exact, since a float32 beyond 2^23 is an integer.
+  // Adds the rests of rounding, which are exact, since a float32 beyond 2^23 is an integer.
   ATTN_HD static void AddRests(const Work& work, float* sums, const float (&rQ)[kSums / 8][8]) {
     int32_t* to = reinterpret_cast<int32_t*>(sums) + work.problem.dq_rest;
     const float unit = PowerOfTwo(FixedPoint::RestBits(work.sequence.kv_len));

@@ -21,7 +21,7 @@ struct KeepAll {
 
 class ReplayDropout {
  public:
-  // `first_row` and `first_key` of the group's 16 queries and the warp's keys.
+  // `first_row` and `first_key` are the first of the group's 16 queries and of the warp's keys.
   ATTN_HD ReplayDropout(const ScoreContext& at, int first_row, int first_key, int lane)
       : threshold_bytes_(at.problem.dropout_threshold * 0x01010101u) {
     const DropoutStream stream = DropoutStreamOf(at);

@@ -7,8 +7,8 @@
 
 namespace attnd::sm70 {
 
-// Where dQ's sums lie: 64 queries × head_dim in parts of at most 128 columns, each cut over eight
-// warps, register by register.
+// DqLayout says where dQ's sums lie: 64 queries × head_dim in parts of at most 128 columns, each
+// cut over eight warps, register by register.
 template <int kHeadDim>
 struct DqLayout {
   static constexpr int kColumns = kHeadDim;

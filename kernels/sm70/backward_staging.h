@@ -1,6 +1,6 @@
-// What a backward block brings for each step: all threads the rows of Q and dO; some of them what
-// belongs to a row: its stabiliser, delta, and factor of dQ. Fetch runs a step ahead of Put. A
-// piece of backward.h's schedule. Errors: none.
+// backward_staging.h brings a backward block's inputs of each step: all threads bring the rows of Q
+// and dO, some of them each row's stabiliser, delta and factor of dQ. Fetch runs a step ahead of
+// Put. A piece of backward.h's schedule. Errors: none.
 #pragma once
 
 #include "kernels/sm70/backward_passes.h"
@@ -13,7 +13,7 @@ template <int kPairBytes, int kStepRows>
 struct alignas(128) StepSlot {
   uint4 tiles[kPairBytes / 16];  // Q, then dO
   float rows[2][kStepRows];      // stabiliser of P, then delta·gain
-  // Of each role: what its raw products are multiplied by, and before them its sums.
+  // The factors of each role: of its raw products, and before them of its sums.
   alignas(16) float scales[2][2];
 };
 

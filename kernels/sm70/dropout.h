@@ -35,7 +35,8 @@ struct NoDropout {
 class PhiloxDropout {
  public:
   static constexpr bool kDrops = true;
-  // Of two steps in turn: the words of a lane's two rows; the sign of a byte says keep.
+  // Words holds, for two steps in turn, the words of a lane's two rows; the sign of a byte says
+  // keep.
   template <int kRowTiles, int kWarps>
   struct Words {
     static constexpr int kTiles = kRowTiles;

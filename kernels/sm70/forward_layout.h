@@ -1,5 +1,5 @@
-// What both roles of a forward block know (forward.h): sizes, shared memory, named barriers, and
-// where the block stands. Errors: none.
+// forward_layout.h: the layout that both roles of a forward block share (forward.h): sizes, shared
+// memory, named barriers, and the block's place. Errors: none.
 #pragma once
 
 #include "kernels/rules/online_softmax.h"
@@ -76,7 +76,8 @@ struct ForwardLayout {
   // as float16 allows, so that low parts keep their bits, and the sum of a row with it.
   static constexpr float kBias = kSplits ? 6.0f : kTruncationBias;
   static constexpr float kGain = kSplits ? 1.0f : 1.0f + kTruncationLoss;
-  // What a lane has of a row's sum in a group, and so each P, before the stabiliser moves: 2^kLag.
+  // A lane's part of a row's sum in a group, and so each P, reaches 2^kLag before the stabiliser
+  // moves.
   static constexpr float kMostOfP = kSplits ? 16384.0f : 256.0f;
 
   // Steps after which sums of split numbers are taken to others: short sums round less.
@@ -96,7 +97,7 @@ struct ForwardLayout {
                        kOutputOnly = kKeysRead + 2;
   static constexpr int kTurnThreads = 64 * kTeamWarps;
 
-  // What both roles know.
+  // Work is known to both roles.
   struct Work {
     ScoreContext at;
     Visits tiles;

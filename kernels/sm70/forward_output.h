@@ -16,7 +16,7 @@ class OutputRole {
   using Work = typename L::Work;
   using Shared = typename L::Shared;
 
-  // By its warps alone.
+  // The role's own warps call it.
   ATTN_HD static void Run(Work work, Shared& shared) {
     OutputTiles rO, rTotal;  // of the last steps and, of split numbers, of those before
     Clear(rO);
@@ -116,7 +116,8 @@ class OutputRole {
                               static_cast<int>(t.row_stride * 2), s.kv_len, live_chunks,
                               work.thread);
   }
-  // Where a step's V goes after the one at `put`: steps of split numbers may lie across the end.
+  // Returns where a step's V goes after the one at `put`: steps of split numbers may lie across the
+  // end.
   static constexpr int kRing = L::kValueRing * L::kGroupBytes;
   ATTN_HD static int NextStep(int put) {
     if constexpr (L::kValueRing % L::kGroups == 0) {
@@ -141,7 +142,7 @@ class OutputRole {
     }
     ATTN_HD void PutValues(const Work& work, int step, int offset, Shared& shared) const {
       const auto visit = work.tiles.At(step);
-      // Of split numbers always: infinities would meet low parts, which may be zero.
+      // Split numbers take this path always: infinities would meet low parts, which may be zero.
       if (!L::kSplits && !visit.IsPartial()) {
         v.Put(shared.v(), offset);
         return;

@@ -1,6 +1,6 @@
-// What a role of small tiles brings of the tensor that it multiplies: its one warp takes rows of K
-// (scores) or V (output) through its own part of shared memory, and waits for no other. Groups of
-// 16 keys: a step's two are in shared memory, the next is under way in registers. `L`:
+// forward_rows.h brings the tensor that a role of small tiles multiplies: its one warp takes rows
+// of K (scores) or V (output) through its own part of shared memory, and waits for no other. Groups
+// have 16 keys: a step's two are in shared memory, the next is under way in registers. `L`:
 // ForwardLayout. Errors: none.
 #pragma once
 

@@ -14,7 +14,7 @@ class ScoreRole {
   using Shared = typename L::Shared;
   static constexpr int kRowTiles = L::kRowTiles;
 
-  // By its warps alone.
+  // The role's own warps call it.
   ATTN_HD static void Run(Work work, Shared& shared) {
     uint32_t rQ[kRowTiles][L::kChunks * 4];
     LoadQueries(work, rQ);
@@ -232,7 +232,7 @@ class ScoreRole {
     }
     return words;
   }
-  // What the mask shows of a group: bit 8m + e of row tile m.
+  // Returns the mask's bits of a group: bit 8m + e of row tile m.
   ATTN_HD static uint32_t Shown(const Work& work, const MaskWords& mask, int group) {
     if constexpr (!Rule::kListed) return ~0u;
     return mask.bits() >> (group * 16 + (kRowTiles == 1 ? (work.warp & 1) * 8 : 0));
@@ -277,8 +277,8 @@ class ScoreRole {
     return Math::Element(n % Math::kRows, n / Math::kRows * 2);
   }
 
-  // Of a group: float16 words by row (float16 accumulators: pair of keys) and k step, of split
-  // numbers with their low parts, and what this lane has of each row's sum.
+  // The probabilities of a group: float16 words by row (float16 accumulators: pair of keys) and k
+  // step, the low parts of split numbers, and this lane's part of each row's sum.
   struct Probabilities {
     uint32_t words[kRowTiles][2][2], low[kRowTiles][2][2];
     float sum[kRowTiles][Math::kRows];
@@ -381,7 +381,7 @@ class ScoreRole {
     }
   }
 
-  // Whether the loop leaves it to the end to count what rows see.
+  // Tells whether the loop leaves it to the end to count what rows see.
   static constexpr bool kCountsLate = Rule::kListed && !Rule::kEveryTile;
 
   ATTN_HD static void FinishRows(const Work& work, RowState& rows, Shared& shared) {

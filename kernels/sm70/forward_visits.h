@@ -50,13 +50,13 @@ class KeyVisits<Rule, kStepKeys, true> {
   ATTN_HD ListedVisit At(int n) const {
     return {ptx::LoadShared32(&ring_.visits[n & (kSize - 1)])};
   }
-  // Of a masked one.
+  // Returns the bitmap of a masked visit.
   ATTN_HD uint32_t BitmapAt(int n) const {
     return ptx::LoadShared32(&ring_.bitmaps[n & (kSize - 1)]);
   }
   ATTN_HD ListedVisit Any(int n) const { return tiles_.Visit(tiles_.Load(n)); }
   ATTN_HD const ListedTiles& tiles() const { return tiles_; }
-  // By all threads of the block: the first visits.
+  // Brings the first visits. All threads of the block call it.
   ATTN_HD void Open(int thread) {
     if (thread == 0) ptx::StoreShared32(&ring_.count, static_cast<uint32_t>(tiles_.count()));
     if (thread < kAhead && thread < tiles_.count()) Put(thread, tiles_.Load(thread));
@@ -64,7 +64,7 @@ class KeyVisits<Rule, kStepKeys, true> {
     ptx::SyncThreads();
     count_ = static_cast<int>(ptx::LoadShared32(&ring_.count));
   }
-  // By the score role, whose step this is.
+  // The score role, whose step this is, calls it.
   ATTN_HD void Advance(int step, int thread) {
     if (thread != 0 || step + kAhead >= count()) return;
     Put(step + kAhead, next_);

@@ -1,6 +1,7 @@
-// What a kept bfloat16 forward leaves beside K, Q and lse: V and O once more, in the powers of two
-// that backward wants (kernels/cuda/transfer.h). 64 rows of a head a block, four lanes a row;
-// bound by memory. In the numbers of the caller, of which forward reads V·2^−v_exponent:
+// keep_rows.h: a kept bfloat16 forward leaves, besides K, Q and lse, V and O once more, in the
+// powers of two that backward wants (kernels/cuda/transfer.h). A block has 64 rows of a head, four
+// lanes a row; it is bound by memory. In the numbers of the caller, of which forward reads
+// V·2^−v_exponent:
 //   kept V = V·2^−kept_v_exponent    kept O = bfloat16(O)·2^−kept_v_exponent
 // The bits are those that kernels/cuda/layout/staging.h makes of the caller's V and of the O that
 // it received: V came to forward exactly, or is too small for backward by 2^8 at least (CanKeep).
@@ -31,7 +32,7 @@ class ScaleMover {
     const uint32_t moved = ptx::PackRounded(Moved(ptx::LowHalf(word)), Moved(ptx::HighHalf(word)));
     return OrNaN(word & 0xffffu, moved & 0xffffu) | OrNaN(word >> 16, moved >> 16) << 16;
   }
-  // In two steps each, because one factor alone may lie beyond float32.
+  // Multiplies in two steps each, because one factor alone may lie beyond float32.
   ATTN_HD float Moved(float x) const {
     const uint32_t bits = BFloat16InUpperHalf(x * up_first_ * up_second_) & 0xffff0000u;
     return ptx::BitsFloat(bits) * down_first_ * down_second_;

@@ -15,7 +15,7 @@ namespace attnd::sm70 {
 
 inline constexpr int kProductWarpTile = kProductTile / 2, kProductGroups = kProductWarpTile / 16;
 
-// What a thread of an operand brings, a chunk a pass, on its way through registers.
+// OperandStager brings a thread's part of an operand, a chunk a pass, through registers.
 template <bool kByDepth>
 class OperandStager {
  public:
@@ -29,7 +29,7 @@ class OperandStager {
     for (int n = 0; n < kPasses; ++n) held_[n] = ptx::LoadConstant128(chunks_.Pass(n, left));
     chunks_.Advance();
   }
-  // Zeros beyond the depth.
+  // Puts zeros beyond the depth.
   ATTN_HD void Put(char* stage) {
     if (left_ < kProductStep<2>) {
 #pragma unroll
@@ -58,7 +58,7 @@ struct OperandWords<false> {
     return (p & 3) | half << 2 | p >> 2 << 3;
   }
   ATTN_HD static constexpr int Of(int group, int in_group) { return 16 * group + in_group; }
-  // Of depth 0 and group 0.
+  // The place of depth 0 and group 0.
   ATTN_HD static int Begin(int first, Lane lane, int half) {
     return OperandLayout<kProductTile, 2, false>::Offset(
         first + InGroup(lane.quad() | lane.upper() << 2, half), 0);
@@ -268,7 +268,7 @@ struct ProductKernel {
       }
     }
   }
-  // `kWhole`: all of the warp's numbers exist.
+  // `kWhole` says that all of the warp's numbers exist.
   template <bool kWhole>
   ATTN_HD static void AddToMemory(const ProductDesc& p, const ProductPlace& own, int lane,
                                   int group, const ProductRows<kProductTile>& rows) {

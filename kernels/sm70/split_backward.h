@@ -145,7 +145,7 @@ struct SplitBackwardKernel {
     if (BringRows(work, p.k, p.qk_chunks, shared.k)) ptx::StoreShared32(&shared.left_out, 1);
     BringRows(work, p.v, p.v_chunks, shared.v);
   }
-  // Whether this thread met an infinity or NaN.
+  // Returns whether this thread met an infinity or NaN.
   ATTN_HD static bool BringRows(const Work& work, const RowTensor& t, int live_chunks, void* to) {
     const SequenceDesc& s = work.sequence;
     const char* first = RowOf(t, s.batch, work.kv_head, int64_t{s.kv_begin} + work.first_key);
@@ -320,7 +320,7 @@ struct SplitBackwardKernel {
     }
   }
 
-  // What the mask shows: bit 8q + e of query tile q.
+  // Returns the mask's bits: bit 8q + e of query tile q.
   template <class StepAt>
   ATTN_HD static uint32_t Shown(const Work& work, const StepAt& at, const Cursor& cursor) {
     if constexpr (Rule::kListed) {
@@ -371,7 +371,8 @@ struct SplitBackwardKernel {
     ptx::StoreShared128(
         to, make_uint4(ptx::FloatBits(a), ptx::FloatBits(b), ptx::FloatBits(c), ptx::FloatBits(d)));
   }
-  // What belongs to queries of tile q: those of the lane's first columns, and eight on.
+  // Loads a vector's numbers of the queries of tile q: those of the lane's first columns, and eight
+  // on.
   ATTN_HD static void LoadRows(const Work& work, const Shared& shared, int slot, int vector, int q,
                                float2 (&rows)[2]) {
     const int query = work.query() + q * 16 + Math::Col(0, work.lane.index);

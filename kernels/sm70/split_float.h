@@ -43,8 +43,8 @@ ATTN_HD float SplitDot(uint4 a, uint4 b, float sum) {
   return sum;
 }
 
-// How backward splits P: as large as float16 allows beside what an lse may be off by, so that low
-// parts keep their bits.
+// SplitP says how backward splits P: as large as float16 allows beside what an lse may be off by,
+// so that low parts keep their bits.
 struct SplitP : RoundedP {
   static constexpr int kShift = 5;  // beyond kProbabilityShift
   static constexpr float kBias = kShift;
@@ -83,7 +83,7 @@ ATTN_HD float DotOfChunks<sm70::SplitFloat32>(uint4 a, uint4 b, float sum) {
 }
 template <>
 struct RowMath<sm70::SplitFloat32> {
-  // Of high parts, which are as large as their numbers.
+  // The largest high part serves, since high parts are as large as their numbers.
   ATTN_HD static float Max(uint4 chunk) {
     return RowMath<Float16>::Max(make_uint4(chunk.x, chunk.y, 0, 0));
   }

@@ -60,7 +60,7 @@ struct Float32Accumulate {
   ATTN_HD static constexpr int Col(int e, int lane) {
     return (e & 1) | (lane & 2) | ((lane >> 2) & 1) << 2 | (e >> 2) << 3;
   }
-  // Over the four lanes that share a row.
+  // Reduces over the four lanes that share a row.
   ATTN_HD static float RowMax(float x) {
     x = ptx::Max(x, ptx::ShuffleXor(x, 2));
     return ptx::Max(x, ptx::ShuffleXor(x, 4));
@@ -103,7 +103,7 @@ struct Float16Accumulate {
   ATTN_HD static constexpr int Col(int e, int lane) {
     return (e & 3) | ((lane >> 2) & 1) << 2 | (e >> 2) << 3;
   }
-  // Over the two lanes that share a row.
+  // Reduces over the two lanes that share a row.
   ATTN_HD static float RowMax(float x) { return ptx::Max(x, ptx::ShuffleXor(x, 4)); }
   ATTN_HD static float RowSum(float x) { return x + ptx::ShuffleXor(x, 4); }
   // Bitmaps lie as float32 accumulators do: of eight keys two lanes have four each.

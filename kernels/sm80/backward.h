@@ -42,7 +42,7 @@ struct BackwardKernel {
   static constexpr int kPairChunks = kStepRows * Math::kBytes / 16;  // of P and dS
   static constexpr int kPairPitch = PitchOf(kPairChunks);
   static_assert(kShareGroups % 2 == 0 && kQueryGroups % 2 == 0);
-  // Of small tiles a warp makes the sums of dQ of two of the four warps of Dq that have its
+  // In small tiles a warp makes the sums of dQ of two of the four warps of Dq that have its
   // queries.
   static constexpr int kDqWarps = kSmall ? 2 : 1;
   static_assert(!kSmall || (kStepRows == 32 && kKeys == 32 && Rule::kListed && !kSplits));
@@ -52,7 +52,7 @@ struct BackwardKernel {
   using Adder = DqAdder<Dq, Math, Rule, DqSums>;
   using Visits = RowVisits<Rule, Rule::kListed, kStepRows>;
   using Cursor = typename Visits::Cursor;
-  // Where a step's queries are.
+  // StepAt says where a step's queries are.
   template <class Visit>
   struct StepAt {
     int head, row;
@@ -220,7 +220,7 @@ struct BackwardKernel {
       MarkNonFiniteKeys(work);
     }
   }
-  // To the gain of the step's rows.
+  // Brings the sums to the gain of the step's rows.
   ATTN_HD static void FollowGain(int head, int row, Work& work, Sums& d_k) {
     const int gain = GainOfTile(work.problem, work.batch, head, row / kDqBlockRows);
     if (gain == kNoGain || gain == work.exponent) return;
@@ -370,7 +370,7 @@ struct BackwardKernel {
   ATTN_HD static bool IsShown(const uint32_t (&visible)[kKeyTiles], int m, int t, int e) {
     return visible[m] >> (2 * (kQueryGroups * (e >> 1) + t) + (e & 1)) & 1;
   }
-  // What belongs to the two queries of group t.
+  // Loads a vector's numbers of the two queries of group t.
   ATTN_HD static float2 RowPair(const Work& work, const Stage& stage, RowVector vector, int t) {
     return ptx::LoadSharedFloat2(
         &stage.rows[vector][work.query() + t * 8 + Accumulator::Col(0, work.lane)]);
@@ -433,8 +433,8 @@ struct BackwardKernel {
     if (partial) Hide(partial, visible, rD);
   }
 
-  // As [key][query]; of float32 four even queries of eight and then the odd ones, so that what
-  // MultiplyRows calls k index n stands there (float_math.h).
+  // Stores a pair as [key][query]; of float32 four even queries of eight and then the odd ones, so
+  // that what MultiplyRows calls k index n stands there (float_math.h).
   ATTN_HD static void StorePair(const Work& work, int m, int r, int t, const float (&pair)[4],
                                 uint32_t mask, void* to) {
     const int row = work.key() + m * 16 + Accumulator::Row(2 * r, work.lane);

@@ -28,7 +28,7 @@ class ReplayDropout {
     const DropoutStream stream = DropoutStreamOf(at);
     const int key = lane >> 2, query = (lane & 3) * 2;
     const uint32_t odd = static_cast<uint32_t>(key & 1);
-    // Of a word the bytes of even keys, then those of odd ones; the own parity's first.
+    // Selects the bytes of a word's even keys, then those of odd ones; the own parity's come first.
     const uint32_t own = odd ? 0x0031u : 0x0020u, other = odd ? 0x0020u : 0x0031u;
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {

@@ -34,8 +34,8 @@ struct FloatMath : Float32 {
 #pragma unroll
     for (int n = 0; n < 4; ++n) Split(all[n], words[n], words[n + 4]);
   }
-  // Of probabilities, as MultiplyRows wants them. Low parts are positive too: what they multiply
-  // may be infinite.
+  // Splits probabilities, as MultiplyRows takes them. Low parts are positive too, since their
+  // factors may be infinite.
   ATTN_HD static void ProbabilityOperand(const uint32_t (&p)[kPairWords],
                                          uint32_t (&words)[kOperandWords]) {
 #pragma unroll
@@ -47,7 +47,7 @@ struct FloatMath : Float32 {
       words[n + 4] = ptx::FloatBits(positive) + (kTf32Rest + 1) / 2;
     }
   }
-  // Of one of two scores' masks of dropout, halves of a word, all of a word.
+  // Spreads one of two scores' masks of dropout, half of a word, over a whole word.
   ATTN_HD static uint32_t Spread(uint32_t mask, int n) {
     return ptx::Permute(mask, 0, n ? 0x3232u : 0x1010u);
   }
@@ -199,7 +199,7 @@ struct FloatMath : Float32 {
   static constexpr float kTiny = 9.3132e-10f;      // 2^-30
   static constexpr float kLeastLow = -4.1538e34f;  // −2^115
 
-  // Of two groups: [group][k index and k index + 4].
+  // The parts of two groups: [group][k index and k index + 4].
   struct Pair {
     uint32_t high[2][2], low[2][2];
   };

@@ -1,6 +1,6 @@
-// What a forward warp does with its rows of scores between the two products, in the accumulators of
-// m16n8 (also those of wgmma, a warp's 16 rows of 64): rules, stabilisers, probabilities.
-// `kRowTiles` of 16 rows, `kGroups` of 8 keys. Errors: none.
+// forward_rows.h: a forward warp's work on its rows of scores between the two products, in the
+// accumulators of m16n8 (also those of wgmma, a warp's 16 rows of 64): rules, stabilisers,
+// probabilities. There are `kRowTiles` of 16 rows and `kGroups` of 8 keys. Errors: none.
 #pragma once
 
 #include "kernels/rules/online_softmax.h"
@@ -33,8 +33,8 @@ struct ForwardRows {
     }
   }
 
-  // What the mask shows of a tile's units: bit 16m + 8r + 2t + c of row tile m. `bitmap`: of the
-  // tile, this lane's word of the warp's first square.
+  // Loads the mask's bits of a tile's units: bit 16m + 8r + 2t + c of row tile m. `bitmap` is the
+  // tile's, at this lane's word of the warp's first square.
   ATTN_HD static void LoadShown(const char* bitmap, bool is_masked, uint32_t (&shown)[kUnits]) {
 #pragma unroll
     for (int g = 0; g < kUnits; ++g) {

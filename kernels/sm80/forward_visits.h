@@ -44,7 +44,7 @@ class KeyVisits<Rule, true> {
   ATTN_HD ListedVisit Any(int n) const { return tiles_.Visit(tiles_.Load(n)); }
   ATTN_HD ListedVisit Here() const { return tiles_.Visit(here_); }
   ATTN_HD int NextFirst() const { return tiles_.Visit(next_).First(); }
-  // Of a masked one.
+  // Returns the bitmap of a masked visit.
   ATTN_HD uint32_t Bitmap() const { return tiles_.Bitmap(here_); }
   ATTN_HD void Advance() {
     here_ = next_;

@@ -115,7 +115,7 @@ struct ProductKernel {
     chunks.Advance();
   }
 
-  // `kAny`: float32 numbers may be infinite or NaN.
+  // `kAny` says that float32 numbers may be infinite or NaN.
   template <bool kAny>
   ATTN_HD static void Multiply(const ProductDesc& p, const ProductPlace& place,
                                const ProductPart& part, int thread, Shared& shared, Sums& sums) {
@@ -182,7 +182,7 @@ struct ProductKernel {
     }
   }
 
-  // Of all threads' sums.
+  // Tells whether the sums of all threads are finite.
   ATTN_HD static bool AreFinite(const Sums& sums, int thread, Shared& shared) {
     float all = 0;
 #pragma unroll

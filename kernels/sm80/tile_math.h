@@ -20,7 +20,7 @@ struct Accumulator {
   ATTN_HD static constexpr int Element(int r, int c) { return 2 * r + c; }
   ATTN_HD static constexpr int Row(int e, int lane) { return (lane >> 2) + 8 * (e >> 1); }
   ATTN_HD static constexpr int Col(int e, int lane) { return (lane & 3) * 2 + (e & 1); }
-  // Over the four lanes that share a row.
+  // Reduces over the four lanes that share a row.
   ATTN_HD static float RowMax(float x) {
     x = ptx::Max(x, ptx::ShuffleXor(x, 1));
     return ptx::Max(x, ptx::ShuffleXor(x, 2));
@@ -56,7 +56,7 @@ struct HalfOperands {
   }
 };
 
-// What is multiplied, and how two scores become a word of an operand.
+// HalfMath defines the operands of a product, and how two scores become a word of one.
 struct HalfMath : Float16, HalfOperands<HalfMath> {
   using HalfOperands<HalfMath>::Multiply;
   ATTN_HD static void Multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -86,8 +86,9 @@ ATTN_HD constexpr int Moved(int offset, int row, int chunk) {
 // Chunks that rows of `chunks` stand apart.
 ATTN_HD constexpr int PitchOf(int chunks) { return (chunks + 7) / 8 * 8; }
 
-// Where a lane points for ldmatrix, as row and chunk of a 16×16 block: operand a from its rows, and
-// b from the rows of its transpose (K of scores) or, transposed on the way, from its own (V of O).
+// LanePlace says where a lane points for ldmatrix, as row and chunk of a 16×16 block: operand a
+// from its rows, and b from the rows of its transpose (K of scores) or, transposed on the way, from
+// its own (V of O).
 struct LanePlace {
   int row, chunk;
   ATTN_HD static constexpr LanePlace OfA(int lane) { return {lane & 15, lane >> 4}; }

@@ -35,7 +35,7 @@ struct BackwardBringer {
       ZeroSums(params, at.blocks, lane, shared);
     }
   }
-  // Zeros in place of infinities and NaN of 16 bytes; whether there were any.
+  // Puts zeros in place of infinities and NaN of 16 bytes; returns whether there were any.
   template <class Element>
   ATTN_HD static uint32_t CleanChunk(char* chunk) {
     const uint4 words = ptx::LoadShared128(chunk);
@@ -112,7 +112,7 @@ struct BackwardBringer {
                       kDropoutBytes, full);
     }
   }
-  // After the first round's tiles, since those of the tile before are in use to its end.
+  // This comes after the first round's tiles, since those of the tile before are in use to its end.
   ATTN_HD static void LoadKeys(const Work& work, int tile, Shared& shared) {
     const SequenceDesc& s = work.sequence;
     const int key = s.kv_begin + work.first_key();
@@ -210,14 +210,14 @@ struct BackwardBringer {
       LoadRows(work, place, lane, rows);
     }
   }
-  // Until the sums of a head are zero.
+  // Waits until the sums of a head are zero.
   ATTN_HD static void WaitForZeros(const ProblemDesc& p, const SequenceDesc& s, int batch,
                                    int kv_head) {
     ptx::WaitForCount(GradientBounds(p, batch, kv_head) + kZeroedBlocks,
                       p.group * static_cast<int>(DqBlocks(s.q_len)));
     ptx::FenceBulk();
   }
-  // `alone`: the loader, which had nothing to load, has not arrived.
+  // `alone` says that the loader, which had nothing to load, has not arrived.
   ATTN_HD static void HandOver(bool alone, int lane, uint64_t* full) {
     ptx::SyncWarp();
     if (lane != 0) return;
@@ -285,11 +285,11 @@ struct BackwardBringer {
     ptx::FenceBulk();
     ptx::AddRelease(written, runs);
   }
-  // That a tile is of kListRuns.
+  // Tells that a tile is of kListRuns.
   ATTN_HD static uint32_t RunsOf(const typename Layout::Slot& slot) {
     return Layout::Rule::kListed && IsRun(slot.descriptors.problem) ? 1 : kListRuns;
   }
-  // `next`: the first lane knows it.
+  // The first lane knows `next`.
   ATTN_HD static void PutWork(const LaunchParams& params, int tile, int next, int first, int lane,
                               int& last_problem, Shared& shared) {
     const int n = tile % Layout::kSlots;
@@ -394,9 +394,9 @@ struct BackwardBringer {
       ptx::AddRelease(GradientBounds(p, tile.batch, tile.head / p.group) + kZeroedBlocks, 1);
     }
   }
-  // So that zeros are still in the L2 when sums are added to them: before the next-th tile of rows,
-  // until the launch has taken about as large a share of its tiles of keys, but for two of each
-  // block. Not for long, since heads may come in another order.
+  // Waits, before the next-th tile of rows, until the launch has taken about as large a share of
+  // its tiles of keys, but for two of each block, so that zeros are still in the L2 when sums are
+  // added to them. It does not wait for long, since heads may come in another order.
   ATTN_HD static void KeepPace(const LaunchParams& params, int blocks, int next) {
     constexpr int kPatience = 12;
     const float keys_of_rows =

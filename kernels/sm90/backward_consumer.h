@@ -18,7 +18,7 @@ class BackwardConsumer {
   using Shared = typename Layout::Shared;
   using Work = typename Layout::Work;
 
-  // By warpgroup `group`, for all of the block's tiles.
+  // Warpgroup `group` calls it, for all of the block's tiles.
   ATTN_HD static void RunAll(const LaunchParams& params, int group, int thread, Shared& shared) {
 #pragma unroll 1
     for (int tile = 0; Layout::WaitForWork(params, tile, shared); ++tile) {
@@ -57,7 +57,7 @@ class BackwardConsumer {
     uint32_t shown;  // by a masked tile's bitmap
   };
 
-  // `thread` of warpgroup `group`.
+  // `thread` is one of warpgroup `group`.
   ATTN_HD BackwardConsumer(const Work& work, int group, int thread, Shared& shared)
       : work_(work),
         shared_(shared),
@@ -68,7 +68,7 @@ class BackwardConsumer {
         matrix_offset_(PanelOffset<kKeys>(own_key() + (lane_ & 15), lane_ >> 4)),
         always_partial_(IsAtEnd()) {}
 
-  // `parity`: of the tile's K and V.
+  // `parity` is that of the tile's K and V.
   ATTN_HD void Run(uint32_t parity) {
     Sums sums;
     Clear(sums.d_k);
@@ -164,7 +164,7 @@ class BackwardConsumer {
     Drop(kept, rP);
     ptx::Pin(rS);
     PinWords(rP);
-    // Also keeps the exponentials before the next wait.
+    // This wait also keeps the exponentials before the next one.
     ptx::WaitForPhase(&shared_.empty_ds[slot], Layout::Parity(round, kScoreStages) ^ 1);
     ptx::WaitForProducts<0>(rD);
     ptx::Pin(rS);
@@ -309,7 +309,7 @@ class BackwardConsumer {
     }
     return ptx::VoteAny(bad != 0);
   }
-  // After the group's first scores.
+  // This follows the group's first scores.
   ATTN_HD void CleanKeys() const {
     SyncGroup();
 #pragma unroll 1
@@ -323,7 +323,7 @@ class BackwardConsumer {
     const int half = thread_ / kGroupRows, key = group_ * kGroupRows + thread_ % kGroupRows;
     return shared_.k + PanelOffset<kKeys>(key, half * (kChunks / 2) + n);
   }
-  // Ones in bits (ApplyRule) of the lane's keys that hold infinities or NaN.
+  // Returns ones in bits (ApplyRule) of the lane's keys that hold infinities or NaN.
   ATTN_HD uint32_t BadKeys() const {
     uint32_t bad = 0;
 #pragma unroll
@@ -335,7 +335,7 @@ class BackwardConsumer {
     }
     return bad;
   }
-  // Of all the block's keys.
+  // Tells whether any of the block's keys is bad.
   ATTN_HD bool IsAnyKeyBad() const {
     uint32_t bad = 0;
 #pragma unroll
@@ -385,7 +385,8 @@ class BackwardConsumer {
                       const Scores& rS, Scores& rD) const {
     const float gain = PowerOfTwo(exponent - kProbabilityShift);
     const float multiplier = kDrops ? gain * work_.problem.dropout_scale : gain;
-    // In the order of the word's bits, so that one instruction brings seven into predicates.
+    // The loop has the order of the word's bits, so that one instruction brings seven into
+    // predicates.
 #pragma unroll
     for (int n = 0; n < 4 * kGroups; ++n) {
       const int e = n / kGroups, t = DropoutBitsKernel::GroupOf(n % kGroups);
@@ -397,7 +398,7 @@ class BackwardConsumer {
     }
     if (partial) Hide(visible, rD);
   }
-  // As [key][query]: the warp's 16 keys.
+  // Stores the warp's 16 keys as [key][query].
   ATTN_HD void StoreWords(const Words& words, char* to) const {
 #pragma unroll
     for (int t = 0; t < kGroups; t += 2) {
@@ -441,7 +442,8 @@ class BackwardConsumer {
     SyncGroup();
     if (thread_ == 0) SendSums(round, to, 0);
   }
-  // What rounding leaves of the rows that have second integers. Rare, so a loop, which is short.
+  // Adds the rests of rounding of the rows that have second integers. It is rare, so a loop, which
+  // is short.
   ATTN_HD void AddRests(int round, const QuerySums& rQ, float* to) const {
     const float* factors = shared_.dq_factor[round % Layout::kPlaces] + warp_ * 16;
     const float unit = PowerOfTwo(FixedPoint::RestBits(work_.sequence.kv_len));
@@ -468,8 +470,8 @@ class BackwardConsumer {
   // rounded, and their bits' difference is the integer. Conversion would take the unit that makes
   // exponentials, which at 64 columns is the busiest.
   static constexpr float kRounder = 12582912.0f;
-  // To units of one, plus kRounder. Whether a sum of the warp is beyond 2^22 or not finite: few
-  // are, since a row's bound (FixedPoint) is far above its sums.
+  // Rounds to units of one, plus kRounder. Returns whether a sum of the warp is beyond 2^22 or not
+  // finite: few are, since a row's bound (FixedPoint) is far above its sums.
   ATTN_HD bool RoundInPlace(int round, QuerySums& rQ) const {
     const float* factors = shared_.dq_factor[round % Layout::kPlaces] + warp_ * 16;
     uint32_t differing = 0;  // from kRounder's sign and exponent
@@ -517,8 +519,8 @@ class BackwardConsumer {
   ATTN_HD float* SumAt(float* sums, int x, int e) const {
     return sums + (WarpOf(x) * Dq::kSums + SumOf(x, e)) * kWarpLanes + lane_;
   }
-  // What the lane has put there, plus kRounder, to integers: a large one is off by two units at
-  // most, float32's last bits. What is not finite is marked.
+  // Rounds the sums that the lane has put there, plus kRounder, to integers: a large one is off by
+  // two units at most, float32's last bits. Sums that are not finite are marked.
   ATTN_HD void RoundRareSums(int round, float* sums) const {
     const uint2 place = ptx::LoadShared64(&shared_.places[round % Layout::kPlaces]);
     const int row = ListedVisit{place.x}.First(), head = static_cast<int>(place.y);

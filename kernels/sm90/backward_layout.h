@@ -1,5 +1,5 @@
-// What the roles of the backward kernel share (backward.h): its sizes, its shared memory, and the
-// rounds of a block, 64 queries of one query head each.
+// backward_layout.h: the layout that the roles of the backward kernel share (backward.h): its
+// sizes, its shared memory, and the rounds of a block, 64 queries of one query head each.
 #pragma once
 
 #include "kernels/rules/descriptors.h"
@@ -37,7 +37,7 @@ class QueryVisits {
   ATTN_HD ListedTiles Of(int head) const {
     return ListedTiles(range_, problem_.tile_lists, 0, tile_.batch, head, tile_.tile);
   }
-  // By whole warps.
+  // Whole warps call it.
   ATTN_HD int Count(int lane) const {
     if (problem_.tile_lists.lines == nullptr) return range_.count() * problem_.group;
     uint32_t count = 0;
@@ -88,7 +88,7 @@ class VisitCursor<true> {
   int head_, n_;
   ListedTiles tiles_;
 };
-// Where there are no lists.
+// This one serves where there are no lists.
 template <>
 class VisitCursor<false> {
  public:
@@ -111,7 +111,7 @@ class VisitCursor<false> {
   int head_, n_;
 };
 
-// For what is slow and rare: round n's place, found from the start.
+// RoundPlaces finds round n's place from the start, for what is slow and rare.
 struct RoundPlaces {
   const QueryVisits& visits;
   int count;
@@ -146,8 +146,8 @@ struct BackwardLayout {
   // Named barriers: the consumer groups', one after the other.
   enum BarrierId { kOfGroup = 1 };
   static constexpr int kZeros = 2048;  // that are stored at once
-  // Whether a tile waits for zeros before it begins, rather than before its second round. The other
-  // way the compiler makes code of the groups that multiply which is 4 % slower.
+  // Tells whether a tile waits for zeros before it begins, rather than before its second round. The
+  // other way the compiler makes code of the groups that multiply which is 4 % slower.
   static constexpr bool kZeroedAhead = kHeadDim <= 64;
   static constexpr int kChunks = kHeadDim / 8;
   // 208 KB of tiles at 128 columns, 192 at 64.
@@ -163,7 +163,7 @@ struct BackwardLayout {
   static_assert(kQueries == kDqBlockRows && kDropoutWords == kConsumers * kGroupThreads);
   static_assert(kPlaces >= kStages + 3);
 
-  // What is known of a tile of keys before its rounds.
+  // A slot holds what is known of a tile of keys before its rounds.
   struct Slot {
     Descriptors descriptors;
     TileWork tile;
@@ -173,8 +173,8 @@ struct BackwardLayout {
     uint32_t first_dropout;        // of its rounds in LaunchParams::dropout_bits
     uint32_t bad_keys[2 * kKeys];  // whether halves of K's rows hold infinities or NaN
   };
-  // How a round's dS is scaled, in one word: the power of two, whether it is another than that of
-  // the round before, and whether rows have second integers.
+  // RoundScale says in one word how a round's dS is scaled: the power of two, whether it is another
+  // than that of the round before, and whether rows have second integers.
   struct RoundScale {
     int exponent;
     bool changes, has_rests;
@@ -224,7 +224,7 @@ struct BackwardLayout {
     ATTN_HD int rounds() const { return Load(&slot.rounds); }
     ATTN_HD bool non_finite() const { return Load(&slot.non_finite) != 0; }
     ATTN_HD int64_t first_dropout() const { return ptx::LoadShared32(&slot.first_dropout); }
-    // From the tile's first on.
+    // The round counts from the tile's first.
     ATTN_HD int LeadRound() const { return MaxInt(0, rounds() - kLead); }
     ATTN_HD QueryVisits Visits() const {
       const int key = first_key();

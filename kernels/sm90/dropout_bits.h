@@ -132,7 +132,7 @@ class AheadDropout {
   ATTN_HD Keep Of(int /*first_row*/, int key, int /*lane*/) const {
     return {key < 64 ? words_.x : words_.y, key >> 5 & 1 ? 4 : 0};
   }
-  // Ones where it keeps the lane's two scores of row r and group t of 8 keys, 16 bits each.
+  // Returns ones where it keeps the lane's two scores of row r and group t of 8 keys, 16 bits each.
   ATTN_HD static uint32_t Mask(const Keep& keep, int r, int t) {
     const int bit = keep.first_bit + 2 * r + (t >> 1);
     return ptx::Permute(keep.word << (7 - bit), 0, t & 1 ? 0xbbaau : 0x9988u);
@@ -174,13 +174,13 @@ struct DropoutBitsKernel {
       cursor.Advance(visits, kWarps);
     }
   }
-  // What a word decides on score (t, e) of a lane's.
+  // Tells whether a word keeps score (t, e) of a lane's.
   ATTN_HD static bool IsKept(uint32_t word, int t, int e) {
     return word >> (16 * (e & 1) + 8 * (e >> 1) + BitOf(t)) & 1;
   }
   // The group of queries of bit n of a byte.
   ATTN_HD static constexpr int GroupOf(int n) { return 2 * (n & 3) + (n >> 2); }
-  // Ones where it keeps (t, 2r) and (t, 2r + 1), 16 bits each.
+  // Returns ones where it keeps (t, 2r) and (t, 2r + 1), 16 bits each.
   ATTN_HD static uint32_t Mask(uint32_t word, int t, int r) {
     return ptx::Permute(word << (7 - BitOf(t)), 0, r == 0 ? 0xaa88u : 0xbb99u);
   }
@@ -217,7 +217,7 @@ struct DropoutBitsKernel {
       ptx::StoreGlobal32(to + (2 * unit + 1) * kWarpLanes, Joined(signs[1], signs[3], half));
     }
   }
-  // `low`, `high`: of queries whose bit 3 is 0 and 1.
+  // `low` and `high` are those of queries whose bit 3 is 0 and 1.
   ATTN_HD static uint32_t Joined(uint32_t low, uint32_t high, int half) {
     const uint32_t own = (low >> 4 & 0x0f0f0f0fu) | (high & 0xf0f0f0f0u);
     const uint32_t other = ptx::ShuffleXor(own, 16);

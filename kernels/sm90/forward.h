@@ -81,7 +81,7 @@ struct ForwardKernel {
   static constexpr int kPreparers = kGroupThreads - kWarpLanes;
   // Named barriers: the preparers', and whose turn of the consumers it is.
   enum BarrierId { kPreparing = 1, kTurn = 2 };
-  // What a role has had so far: tiles, those of them that visit anything, visits.
+  // A role's place: the tiles so far, those of them that visit anything, visits.
   struct Place {
     uint32_t tile = 0, filled = 0, visit = 0;
     ATTN_HD uint32_t slot() const { return tile % kSlots; }
@@ -226,7 +226,7 @@ struct ForwardKernel {
       }
     }
   }
-  // `next`: the first thread knows it.
+  // The first thread knows `next`.
   ATTN_HD static void PutWork(const LaunchParams& params, uint32_t tile, int next, int thread,
                               Shared& shared) {
     const int slot = tile % kSlots;
@@ -249,7 +249,7 @@ struct ForwardKernel {
     }
     ptx::Arrive(&shared.full_work[slot]);
   }
-  // Zeros in place of infinities and NaN; whether this thread met one.
+  // Puts zeros in place of infinities and NaN; returns whether this thread met one.
   ATTN_HD static bool LeaveOut(char* tile, int thread) {
     bool met = false;
 #pragma unroll 1
@@ -291,7 +291,7 @@ struct ForwardKernel {
       ptx::SyncWarp();
       if (lane == 0) ptx::Arrive(&shared.empty_work[slot]);
     }
-    // What the first one was left with, for barriers that end as they began.
+    // Takes the turn that was left to the first one, for barriers that end as they began.
     if (group == 0) TakeTurn(group);
   }
   ATTN_HD static void TakeTurn(int group) { ptx::BarrierSync(kTurn + group, 2 * kGroupThreads); }

@@ -87,7 +87,7 @@ ATTN_HD constexpr int PanelOffset(int row, int chunk) {
   return (chunk >> 3) * PanelBytes(kRows) + row * kRowBytes + ((chunk & 7) ^ (row & 7)) * 16;
 }
 
-// Where a warp's rows go: those that exist, and whole chunks of them.
+// RowsOut says where a warp's rows go: those that exist, and whole chunks of them.
 struct RowsOut {
   char* first;
   int64_t row_bytes;

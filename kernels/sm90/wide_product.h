@@ -99,7 +99,7 @@ struct WideProductKernel {
     }
   }
 
-  // From one product of a step to the next, in bytes of an operand.
+  // The distance from one product of a step to the next, in bytes of an operand.
   static constexpr int Move(bool by_depth) { return by_depth ? PanelBytes(kDepth) : 2 * kDepth; }
   ATTN_HD static void AddStep(const Stage& stage, int group, Sums& sums) {
     // A panel of one that lies by depth has kStep rows.
@@ -159,8 +159,8 @@ struct WideProductKernel {
   struct Rows {
     ATTN_HD static int RowOf(int, int n) { return n; }
   };
-  // A warp's sixteen rows of each 64, 32 columns at a time: memory takes whole lines twice as fast as
-  // what four lanes have in their accumulators.
+  // Each warp writes its sixteen rows of every 64 in groups of 32 columns, through shared memory:
+  // memory takes whole lines twice as fast as the numbers of four lanes' accumulators.
   ATTN_HD static void Store(const ProductDesc& p, const ProductPlace& place, int thread,
                             Shared& shared, const Sums& sums) {
     constexpr int kTogether = kSmallProductTile / 2 / 8;  // groups

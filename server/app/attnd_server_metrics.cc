@@ -18,6 +18,7 @@ void AttndServer::SampleState() {
   SampledMetrics& sampled = *metrics_.sampled();
   for (int n = 0; n < devices_.size(); ++n) SampleDevice(n);
   devices_.Sample(sampled);
+  sampled.AddGauge("attnd_busy_ratio", {}, [this] { return calls_->recent_work().busy_ratio(); });
   sampled.AddGauge("attnd_admitted_bytes", {},
                    [this] { return static_cast<double>(calls_->admission().Use().bytes); });
   sampled.AddGauge("attnd_call_bytes", {},
@@ -134,10 +135,8 @@ void AttndServer::SampleDevice(int number) {
   SampledMetrics& sampled = *metrics_.sampled();
   const Devices::Served& device = devices_[number];
   const SampledMetrics::Labels labels = {{"device", device.name}};
-  sampled.AddGauge("attnd_queue_estimated_seconds", labels, [this, number] {
-    const double modules = modules_ == nullptr ? 0 : modules_->QueueSeconds(number);
-    return calls_->admission().QueueSeconds(number) + modules;
-  });
+  sampled.AddGauge("attnd_queue_estimated_seconds", labels,
+                   [this, number] { return calls_->QueueSeconds(number); });
   SampleLeases(number, device.name);
   if (!device.has_own_memory()) return;
   sampled.AddGauge("attnd_hbm_admitted_bytes", labels, [this, number] {

@@ -37,6 +37,7 @@ struct RawFlags {
   double lend_after_s, lend_within_s;
   bool check_config = false;
   std::string log_format = "text", log_level = "info";
+  std::string fusion = "bound";
   std::string devices = "all";
 };
 
@@ -118,6 +119,14 @@ void AddEngine(CLI::App& app, ServerOptions& o, RawFlags& raw) {
                  "longest kernel in milliseconds, by estimate; longer calls are split. Lower it if "
                  "small calls wait behind large ones.")
       ->capture_default_str()
+      ->group(group);
+  app.add_option(
+         "--fusion", raw.fusion,
+         "off or bound: which ops of a module's layer run as one kernel on a GPU; no result "
+         "depends on it. bound: those that then take less time by the bytes they move. Set "
+         "off to compare.")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"off", "bound"}))
       ->group(group);
   app.add_option("--kernel_cache", o.kernel_cache,
                  "folder for kernels that are compiled at run time. Empty: ~/.cache/attnd. Set it "
@@ -391,6 +400,7 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   if (o.lend.enabled && o.backend == "auto") o.backend = "cuda";
   o.log_format = raw.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
   o.log_level = ParseSeverity(raw.log_level);
+  o.fusion = raw.fusion == "off" ? Fusion::kOff : Fusion::kBound;
 }
 
 // CLI11 alone reads an empty value, such as an unset variable in a script, as 0, and accepts "nan".
@@ -435,6 +445,8 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
     app.exit(done, out, out);
     flags.action = FlagAction::kPrinted;
     return flags;
+  } catch (const CLI::ExtrasError& error) {
+    return absl::InvalidArgumentError(absl::StrCat(error.what(), "; attnd --help lists the flags"));
   } catch (const CLI::Error& error) {
     return absl::InvalidArgumentError(error.what());
   }

@@ -145,6 +145,12 @@ TEST(Flags, TakeNoValueFromTheNextWord) {
   EXPECT_EQ(flags->options.listen, (std::vector<std::string>{"127.0.0.1:5"}));
 }
 
+TEST(Flags, SayWhetherLayersAreFused) {
+  EXPECT_EQ(Parse({})->options.fusion, Fusion::kBound);
+  EXPECT_EQ(Parse({"--fusion", "off"})->options.fusion, Fusion::kOff);
+  EXPECT_FALSE(Parse({"--fusion", "on"}).ok());
+}
+
 TEST(Flags, NameTheFlagThatIsWrong) {
   struct Case {
     std::vector<const char*> words;

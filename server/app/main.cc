@@ -10,6 +10,7 @@ int main(int argc, char** argv) {
                                .memory_fraction = options.hbm_fraction,
                                .max_slice_seconds = options.max_launch_ms * 1e-3,
                                .kernel_cache = options.kernel_cache,
+                               .fusion = options.fusion,
                                .mask_plans = options.mask_plans},
                               note);
   });

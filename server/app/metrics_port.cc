@@ -57,8 +57,7 @@ absl::StatusOr<std::unique_ptr<MetricsPort>> MetricsPort::Open(const std::string
       address, [parts = metrics.collectables(), health = std::move(health)](
                    absl::string_view path) { return PageAt(path, parts, health); });
   if (!server.ok()) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen for metrics: ", server.status().message()));
+    return absl::UnavailableError(absl::StrCat("--metrics_listen: ", server.status().message()));
   }
   return std::unique_ptr<MetricsPort>(new MetricsPort(*std::move(server)));
 }

@@ -199,7 +199,7 @@ TEST(MetricsPort, SaysWhichAddressCannotBeListenedOn) {
   const absl::Status status = MetricsPort::Open(address, metrics, kWell).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_EQ(status.message(),
-            "cannot listen for metrics: cannot listen on " + address + ": Address already in use");
+            "--metrics_listen: cannot listen on " + address + ": Address already in use");
 }
 
 }  // namespace

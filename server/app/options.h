@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/log.h"
+#include "modules/segments/scheme.h"
 #include "server/admission/admission.h"
 #include "server/keep/lease_table.h"
 #include "server/keep/map_table.h"
@@ -48,6 +49,7 @@ struct ServerOptions {
   double lease_hbm_fraction = 0.5;  // of that, for residuals
   double max_launch_ms = 50;        // that one kernel may keep a GPU
   std::string nvml_library = "libnvidia-ml.so.1";  // where errors of GPUs are heard
+  Fusion fusion = Fusion::kBound;                  // of layers on GPUs
   std::string kernel_cache;  // folder of kernels compiled at run time; empty: the user's cache
 
   TlsOptions tls;

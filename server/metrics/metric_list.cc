@@ -41,8 +41,11 @@ constexpr MetricText kMetrics[] = {
     {"attnd_queue_duration_seconds", "histogram", "direction, priority",
      "Time from admission until a device slot takes the request."},
     {"attnd_queue_estimated_seconds", "gauge", "device",
-     "Estimated time of all work that is admitted and not computed. An autoscaler uses this "
-     "series."},
+     "Estimated time of all work that is admitted and not computed, of modules too. An autoscaler "
+     "uses this series."},
+    {"attnd_busy_ratio", "gauge", "",
+     "Share of the devices' time that answered calls took, modules' too, of about the last ten "
+     "seconds. An autoscaler uses it for training, whose workers wait for each answer."},
     {"attnd_batch_requests", "histogram", "direction", "Requests in one launch."},
     {"attnd_batch_tokens", "histogram", "direction", "Query rows in one launch."},
     {"attnd_kernel_duration_seconds", "histogram", "device, direction, dtype, kernel",

@@ -161,7 +161,7 @@ std::string OtlpJson(const std::vector<CallSpan>& spans, const std::string& vers
 absl::Status SpanExport::CheckEndpoint(const std::string& endpoint) {
   if (HostAndPort(endpoint).has_value()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "otlp_endpoint: expected http://host:port of a collector, got \"", endpoint, "\""));
+      "--otlp_endpoint: expected http://host:port of a collector, got \"", endpoint, "\""));
 }
 
 absl::StatusOr<std::unique_ptr<SpanExport>> SpanExport::Start(const std::string& endpoint,

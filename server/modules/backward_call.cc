@@ -1,5 +1,6 @@
 // Backward of a module. The activations are those of a token, or are computed again from x.
 
+#include <future>
 #include <optional>
 #include <utility>
 
@@ -22,16 +23,22 @@ struct ModuleCalls::Gradient {
   CallRows rows;
   LayerRange layers;
   CallDropout dropout;
-  std::string digest;  // of rows, layers, seed and offset, and then of dy too, unless nothing is
-                       // added
-  double seconds = 0;  // estimated
+  std::string forward_digest;  // of rows, layers, seed and offset
+  double seconds = 0;          // estimated
   Payloads payloads;
+  // Computed while the gradients are, where dy is large. None where nothing is added.
+  std::shared_future<std::string> dy_digest;
   v1::ModuleBackwardResult result;
 
   int64_t layer_rows() const { return rows.rows() * layers.size(); }
+  std::string digest() const { return forward_digest + dy_digest.get(); }
 };
 
 namespace {
+
+constexpr size_t kSmallDigestBytes = size_t{1} << 20;  // takes as long as a thread that begins
+// Deferred where the system has no thread to give.
+constexpr std::launch kBesideOrDeferred = std::launch::async | std::launch::deferred;
 
 absl::Status CheckHeader(const v1::ModuleBackwardHeader& header) {
   auto none = [](absl::string_view field, absl::string_view got) {
@@ -94,13 +101,13 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
     ASSIGN_OR_RETURN(gradient.rows, DecodeCallRows(header.forward().rows(), module));
     ASSIGN_OR_RETURN(gradient.layers, DecodeLayers(header.forward(), graph));
     gradient.dropout = {true, header.forward().seed(), header.forward().offset()};
-    gradient.digest = ForwardDigest(header.forward());
+    gradient.forward_digest = ForwardDigest(header.forward());
   } else {
     ASSIGN_OR_RETURN(gradient.kept, deps_.table.CheckActivation(header.activations(), module));
     ASSIGN_OR_RETURN(KeptForward kept, module.FindKept(gradient.kept));
     gradient.rows = std::move(kept.rows);
     gradient.layers = kept.layers;
-    gradient.digest = std::move(kept.digest);
+    gradient.forward_digest = std::move(kept.digest);
   }
   gradient.seconds = module.pace().SecondsFor(PacedCall::kBackward, gradient.layer_rows());
   RETURN_IF_ERROR(RefuseLate(call, module, gradient.seconds));
@@ -108,10 +115,15 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
       SpecsOf(graph, gradient.rows, gradient.layers, header.has_forward(), header.want_dx());
   ASSIGN_OR_RETURN(gradient.payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
                                                      MemoryOf(call), call.stream));
+  call.times.admitted = absl::Now();
   RETURN_IF_ERROR(gradient.payloads.Receive(call.stream, type));
   if (!header.no_weight_gradients()) {
-    gradient.digest += payload_digests_.Of(gradient.payloads[kDyField]);
+    const absl::Span<const std::byte> dy = gradient.payloads[kDyField];
+    const bool is_small = dy.size() < kSmallDigestBytes;
+    gradient.dy_digest = std::async(is_small ? std::launch::deferred : kBesideOrDeferred,
+                                    [this, dy] { return payload_digests_.Of(dy); });
   }
+  call.times.landed = absl::Now();
   RETURN_IF_ERROR(Differentiate(call, gradient));
   gradient.payloads.List(*gradient.result.mutable_payload());
   return gradient.payloads.Send(call.stream, FramedHeader(gradient.result));
@@ -119,13 +131,13 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
 
 // The forward's activations: by their token, or computed again, for this call alone.
 absl::StatusOr<ActivationId> ModuleCalls::Recompute(RegisteredModule::Hold& hold,
-                                                    Gradient& gradient, const ModuleCall& call,
+                                                    Gradient& gradient, ModuleCall& call,
                                                     DeviceYield& yield) {
   if (gradient.kept == 0) {
-    return RunForward(
-        hold,
-        {&gradient.rows, gradient.layers, gradient.dropout, gradient.header.forward().makes_room()},
-        true, gradient.payloads, call.wait, yield);
+    return RunForward(hold,
+                      {&gradient.rows, gradient.layers, gradient.dropout,
+                       gradient.header.forward().makes_room(), &call.times.transfers},
+                      true, gradient.payloads, call.wait, yield);
   }
   std::optional<KeptForward> kept = hold.Find(gradient.kept);
   if (kept.has_value()) return kept->activation;
@@ -134,7 +146,6 @@ absl::StatusOr<ActivationId> ModuleCalls::Recompute(RegisteredModule::Hold& hold
 
 absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
   const v1::ModuleBackwardHeader& header = gradient.header;
-  const absl::Time arrived = absl::Now();
   std::optional<RegisteredModule::Hold> hold;
   bool add = false;
   if (header.no_weight_gradients()) {
@@ -144,7 +155,7 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
   } else {
     ASSIGN_OR_RETURN(RegisteredModule::MicroBatchTurn turn,
                      gradient.module->TakeMicroBatch(header.sequence(), header.micro_batch(),
-                                                     gradient.digest, call.wait));
+                                                     [&] { return gradient.digest(); }, call.wait));
     add = !turn.added;
     if (turn.added) deps_.metrics.BackwardReplayed();
     hold.emplace(std::move(turn.hold));
@@ -160,20 +171,21 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
                                                  .dx = gradient.payloads[kDxField],
                                                  .d_memory = gradient.payloads[kDMemoryField],
                                                  .stop = call.wait.stop,
-                                                 .yield = turns.get()});
+                                                 .yield = turns.get(),
+                                                 .transfers = &call.times.transfers});
+  call.times.computed = absl::Now();
   if (done.code() == absl::StatusCode::kCancelled) return call.wait.Stopped();
   if (!done.ok()) {
     if (add) hold->Fail();
     return Classified(std::move(done));
   }
-  if (add) hold->Added(gradient.digest);
+  if (add) hold->Added(gradient.digest());
   if (gradient.kept != 0) hold->Drop(gradient.kept);
   call.compute = turns->computed();
   const int64_t rows = gradient.rows.rows();
   gradient.module->pace().Took(PacedCall::kBackward, gradient.layer_rows(),
                                absl::ToDoubleSeconds(call.compute));
-  *gradient.result.mutable_receipt() =
-      Computed(*gradient.module, false, rows, absl::Now() - arrived - call.compute, call.compute);
+  *gradient.result.mutable_receipt() = Computed(*gradient.module, false, rows, call);
   gradient.result.set_added(add);
   return absl::OkStatus();
 }

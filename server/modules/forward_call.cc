@@ -38,22 +38,24 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
   specs.push_back({kYField, "y", ActivationBytes(graph, rows, layers.end), false});
   ASSIGN_OR_RETURN(Payloads payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
                                                      MemoryOf(call), call.stream));
+  call.times.admitted = absl::Now();
   RETURN_IF_ERROR(payloads.Receive(call.stream, type));
+  call.times.landed = absl::Now();
 
   const bool keep = header.training() && module->record().limits.kept_rows > 0;
   const CallDropout dropout{header.training(), header.seed(), header.offset()};
   v1::ModuleForwardResult result;
   {
-    const absl::Time arrived = absl::Now();
     ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(wanted, call.wait));
     ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *module, seconds));
-    ASSIGN_OR_RETURN(const ActivationId activation,
-                     RunForward(hold, {&rows, layers, dropout, header.makes_room()}, keep, payloads,
-                                call.wait, *turns));
+    ASSIGN_OR_RETURN(
+        const ActivationId activation,
+        RunForward(hold, {&rows, layers, dropout, header.makes_room(), &call.times.transfers}, keep,
+                   payloads, call.wait, *turns));
+    call.times.computed = absl::Now();
     call.compute = turns->computed();
     module->pace().Took(PacedCall::kForward, layer_rows, absl::ToDoubleSeconds(call.compute));
-    *result.mutable_receipt() =
-        Computed(*module, true, rows.rows(), absl::Now() - arrived - call.compute, call.compute);
+    *result.mutable_receipt() = Computed(*module, true, rows.rows(), call);
     result.set_sequence(hold.sequence());
     if (keep) {
       const absl::Time expires = ActivationsExpire(header.options());

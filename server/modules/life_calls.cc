@@ -84,7 +84,7 @@ absl::Status CheckStaging(const ModuleGraph& graph, const ModuleLimits& limits, 
   if (limits.max_rows <= most) return absl::OkStatus();
   return OfEngine(absl::OutOfRangeError(
       absl::StrCat("limits.max_rows: expected at most ", most,
-                   ", whose x, y and gradients fit memory_limit_mib, got ", limits.max_rows)));
+                   ", whose x, y and gradients fit --memory_limit_mib, got ", limits.max_rows)));
 }
 
 // "1500 are free: gpu0 has 1000, gpu1 has 500".

@@ -60,10 +60,11 @@ std::vector<ComputeTurns*> ModuleCalls::TurnsOf(const RegisteredModule& module) 
 }
 
 absl::StatusOr<std::unique_ptr<DeviceTurns>> ModuleCalls::TakeDevices(
-    const ModuleCall& call, const RegisteredModule& module, double seconds) {
+    ModuleCall& call, const RegisteredModule& module, double seconds) {
   auto turns = std::make_unique<DeviceTurns>(
       TurnsOf(module), TurnWish{call.caller, call.wait.stop, call.wait.deadline, seconds});
   if (!turns->Take()) return call.wait.Stopped();
+  call.times.turn = absl::Now();
   return turns;
 }
 
@@ -94,7 +95,9 @@ std::vector<std::string> ModuleCalls::NamesOf(const EnginePlan& plan) const {
 }
 
 v1::Receipt ModuleCalls::Computed(const RegisteredModule& module, bool is_forward, int64_t rows,
-                                  absl::Duration queued, absl::Duration took) const {
+                                  const ModuleCall& call) const {
+  const ModuleTimes& times = call.times;
+  const absl::Duration took = call.compute, queued = times.computed - times.landed - took;
   const std::string devices = absl::StrJoin(module.record().devices, "+");
   deps_.metrics.Computed(devices, is_forward, rows, queued, took);
   const double of_most =
@@ -120,8 +123,13 @@ v1::Receipt ModuleCalls::Computed(const RegisteredModule& module, bool is_forwar
     stage.set_name(name);
     stage.set_nanoseconds(static_cast<uint64_t>(absl::ToInt64Nanoseconds(time)));
   };
+  const absl::Duration upload = absl::Seconds(times.transfers.upload);
+  const absl::Duration download = absl::Seconds(times.transfers.download);
+  add("receive", times.admitted - times.began);
   add("queue", queued);
-  add("kernel", took);
+  add("h2d", times.landed - times.admitted + upload);
+  add("kernel", took - upload - download);
+  add("d2h", download);
   return receipt;
 }
 

@@ -32,12 +32,24 @@
 
 namespace attnd {
 
+// When a call passed the ends of its stages; the infinite past where it has not.
+struct ModuleTimes {
+  absl::Time began = absl::InfinitePast();     // its first message was there
+  absl::Time admitted = absl::InfinitePast();  // checked, with memory for its tensors
+  absl::Time landed = absl::InfinitePast();    // its tensors are there
+  absl::Time turn = absl::InfinitePast();      // it has its module and devices
+  absl::Time computed = absl::InfinitePast();
+  absl::Time saved = absl::InfinitePast();  // the module's state
+  TransferSeconds transfers;                // between turn and computed
+};
+
 // A call: its stream, and who asks.
 struct ModuleCall {
   CallStream& stream;
   std::string caller;
   CallWait wait;
   absl::Duration compute;  // the device's time that it has taken
+  ModuleTimes times;
 };
 
 class ModuleCalls {
@@ -95,7 +107,7 @@ class ModuleCalls {
   struct Gradient;
   absl::Status Differentiate(ModuleCall& call, Gradient& gradient);
   absl::StatusOr<ActivationId> Recompute(RegisteredModule::Hold& hold, Gradient& gradient,
-                                         const ModuleCall& call, DeviceYield& yield);
+                                         ModuleCall& call, DeviceYield& yield);
 
   // step_calls.cc
   absl::Status GradientStatsOf(ModuleCall& call);
@@ -121,14 +133,14 @@ class ModuleCalls {
   // Returns the turns of the devices that the module is on.
   std::vector<ComputeTurns*> TurnsOf(const RegisteredModule& module);
   // Its turn at each of them; `seconds`: estimated, 0: not known.
-  absl::StatusOr<std::unique_ptr<DeviceTurns>> TakeDevices(const ModuleCall& call,
+  absl::StatusOr<std::unique_ptr<DeviceTurns>> TakeDevices(ModuleCall& call,
                                                            const RegisteredModule& module,
                                                            double seconds = 0);
   // Before payloads are read: DEADLINE_EXCEEDED DEADLINE_UNMEETABLE.
   absl::Status RefuseLate(const ModuleCall& call, const RegisteredModule& module, double seconds);
-  // Notes a Forward or Backward in the metrics. Its receipt.
+  // Notes a Forward or Backward in the metrics, once it has been computed. Its receipt.
   v1::Receipt Computed(const RegisteredModule& module, bool is_forward, int64_t rows,
-                       absl::Duration queued, absl::Duration took) const;
+                       const ModuleCall& call) const;
   absl::StatusOr<EnginePlan> PlanWithin(const ModuleDescription& description,
                                         const ModuleLimits& limits,
                                         const std::string& caller) const;

@@ -26,6 +26,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/random_problem.h"
+#include "base/check.h"
 #include "kernels/reference_backend.h"
 #include "modules/known_layers.h"
 #include "modules/reference/reference_engine.h"
@@ -411,10 +412,13 @@ Op StepOp(const std::string& token, uint64_t sequence) {
 
 // ---- A schedule.
 
-// Where files cost least: what a disk does to them is simulated.
-std::string Place() {
+// Lies where files cost least: what a disk does to them is simulated.
+std::string NewFolder() {
   const std::string memory = "/dev/shm";
-  return access(memory.c_str(), W_OK) == 0 ? memory : testing::TempDir();
+  const std::string place = access(memory.c_str(), W_OK) == 0 ? memory : testing::TempDir();
+  std::string folder = place + "/simulation_XXXXXX";
+  CHECK(mkdtemp(folder.data()) != nullptr) << folder;
+  return folder;
 }
 
 class Simulation {
@@ -423,9 +427,6 @@ class Simulation {
   Simulation(Surroundings& around, uint64_t seed, Planted planted,
              const std::vector<std::string>* weights)
       : around_(around), random_(seed), planted_(planted), weights_(weights) {
-    fs::remove_all(folder_);
-    fs::create_directory(folder_);
-    fs::permissions(folder_, fs::perms::owner_all);
     if (random_.Chance(0.3)) shadow_every_ = random_.Between(1, 3);  // in memory of the host
     Boot({});
   }
@@ -665,7 +666,7 @@ class Simulation {
   const Planted planted_;
   const std::vector<std::string>* const weights_;
   std::vector<std::string> gathered_;
-  const std::string folder_ = absl::StrCat(Place(), "/simulation_", getpid());
+  const std::string folder_ = NewFolder();
   FakeClock clock_{absl::Now()};
   std::string wrong_;
   int64_t shadow_every_ = 0;  // 0: on a disk

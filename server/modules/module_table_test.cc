@@ -87,6 +87,9 @@ class Modules : public ::testing::Test {
   }
 
   static CallWait Forever() { return {{}, absl::InfiniteFuture()}; }
+  static auto Told(std::string digest) {
+    return [digest = std::move(digest)] { return digest; };
+  }
   static CallWait Shortly() { return {{}, absl::Now() + absl::Milliseconds(20)}; }
 
   std::unique_ptr<StateRoot> root_;
@@ -130,7 +133,7 @@ TEST_F(Modules, GoesToALaterOwnerAndNeverBack) {
   EXPECT_EQ(ReasonOf(Register("a", "m", "other", 2).status()), reason::kModuleExists);
 
   absl::Status waited;
-  std::thread waiting([&] { waited = first->TakeMicroBatch(1, 2, "2", Forever()).status(); });
+  std::thread waiting([&] { waited = first->TakeMicroBatch(1, 2, Told("2"), Forever()).status(); });
   while (first->waiting() < 1) std::this_thread::yield();
   auto second = *Register("a", "m", "digest", 2);
   waiting.join();
@@ -282,7 +285,7 @@ TEST_F(Modules, AddsMicroBatchesInTheirOrderHoweverTheyCome) {
   std::vector<std::thread> threads;
   for (int n = kMaxEarlyMicroBatches; n > 0; --n) {
     threads.emplace_back([&, n] {
-      auto turn = module->TakeMicroBatch(0, n, std::to_string(n), Forever());
+      auto turn = module->TakeMicroBatch(0, n, Told(std::to_string(n)), Forever());
       ASSERT_TRUE(turn.ok()) << turn.status();
       EXPECT_FALSE(turn->added);
       absl::MutexLock lock(&mutex);
@@ -292,25 +295,26 @@ TEST_F(Modules, AddsMicroBatchesInTheirOrderHoweverTheyCome) {
   }
   while (module->waiting() < kMaxEarlyMicroBatches) std::this_thread::yield();
   const int beyond = kMaxEarlyMicroBatches + 1;
-  EXPECT_EQ(ReasonOf(module->TakeMicroBatch(0, beyond, "beyond", Forever()).status()),
+  EXPECT_EQ(ReasonOf(module->TakeMicroBatch(0, beyond, Told("beyond"), Forever()).status()),
             reason::kMicroBatchEarly);
   {
-    auto first = module->TakeMicroBatch(0, 0, "0", Forever());
+    auto first = module->TakeMicroBatch(0, 0, Told("0"), Forever());
     ASSERT_TRUE(first.ok());
     first->hold.Added("0");
   }
   for (std::thread& thread : threads) thread.join();
   ASSERT_EQ(order.size(), static_cast<size_t>(kMaxEarlyMicroBatches));
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
-  EXPECT_TRUE(module->TakeMicroBatch(0, 8, "8", Forever())->added);
-  EXPECT_EQ(ReasonOf(module->TakeMicroBatch(0, 8, "x", Forever()).status()),
+  EXPECT_TRUE(module->TakeMicroBatch(0, 8, Told("8"), Forever())->added);
+  EXPECT_EQ(ReasonOf(module->TakeMicroBatch(0, 8, Told("x"), Forever()).status()),
             reason::kMicroBatchConflict);
 }
 
 TEST_F(Modules, EndsTheWaitsOfAModuleThatIsReleased) {
   auto module = *Register("a", "m", "digest");
   absl::Status status;
-  std::thread waiting([&] { status = module->TakeMicroBatch(0, 1, "1", Forever()).status(); });
+  std::thread waiting(
+      [&] { status = module->TakeMicroBatch(0, 1, Told("1"), Forever()).status(); });
   while (module->waiting() < 1) std::this_thread::yield();
   EXPECT_TRUE(table_.Release(table_.TokenOf(*module), "a").ok());
   waiting.join();

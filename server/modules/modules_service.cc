@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "proto/xds/data/orca/v3/orca_load_report.pb.h"
 #include "server/call/status_details.h"
+#include "server/rpc/load_report.h"
 #include "server/rpc/server_context.h"
 #include "server/security/caller_label.h"
 
@@ -33,18 +33,37 @@ absl::Status TooManyOfCaller(const std::string& caller, int64_t most) {
       absl::Milliseconds(100));
 }
 
-void ExportSpan(SpanExport& spans, TraceContext trace, ModuleMethod method,
-                const std::string& caller, absl::Time begin, absl::Duration compute,
+// Stages of a call that computed; others have none. Turns of others that came between are within
+// `kernel`: attnd.compute_seconds is without them.
+std::vector<CallSpan::Stage> StagesOf(const ModuleTimes& times, absl::Time end) {
+  if (times.computed == absl::InfinitePast()) return {};
+  const absl::Time uploaded =
+      std::min(times.turn + absl::Seconds(times.transfers.upload), times.computed);
+  const absl::Time kernel_end =
+      std::max(times.computed - absl::Seconds(times.transfers.download), uploaded);
+  std::vector<CallSpan::Stage> stages = {{"receive", times.began, times.landed},
+                                         {"queue", times.landed, times.turn},
+                                         {"upload", times.turn, uploaded},
+                                         {"kernel", uploaded, kernel_end},
+                                         {"download", kernel_end, times.computed}};
+  const absl::Time saved = std::max(times.saved, times.computed);
+  if (saved > times.computed) stages.push_back({"save", times.computed, saved});
+  stages.push_back({"send", saved, end});
+  return stages;
+}
+
+void ExportSpan(SpanExport& spans, TraceContext trace, ModuleMethod method, const ModuleCall& call,
                 const absl::Status& status) {
+  const absl::Time end = absl::Now();
   spans.Add(
       {.trace = std::move(trace),
        .name = absl::StrCat("attnd.v1.Modules/", ModuleMethodName(method)),
-       .begin = begin,
-       .end = absl::Now(),
-       .stages = {},
+       .begin = call.times.began,
+       .end = end,
+       .stages = StagesOf(call.times, end),
        .attributes = {{"rpc.system", "grpc"},
-                      {"attnd.caller", caller},
-                      {"attnd.compute_seconds", absl::StrCat(absl::ToDoubleSeconds(compute))}},
+                      {"attnd.caller", call.caller},
+                      {"attnd.compute_seconds", absl::StrCat(absl::ToDoubleSeconds(call.compute))}},
        .ok = status.ok(),
        .error = std::string(status.message())});
 }
@@ -78,12 +97,17 @@ absl::Status ModulesService::Enter(CallStream& stream, const std::string& caller
 
 void ModulesService::Serve(ModuleMethod method, CallStream& stream, const std::string& caller) {
   const absl::Time begin = absl::Now(), latest = begin + deps_.longest;
-  ModuleCall call{stream, caller,
+  ModuleCall call{stream,
+                  caller,
                   CallWait{stream.stop(), std::min(latest, DeadlineOf(stream.context()))},
-                  absl::ZeroDuration()};
+                  absl::ZeroDuration(),
+                  {.began = begin}};
   load_.Began();
   const absl::Status status = deps_.calls.Run(method, call);
   load_.Ended(call.compute);
+  if (call.compute > absl::ZeroDuration()) {
+    deps_.streams.calls.recent_work().Answered(call.compute);
+  }
   deps_.streams.metrics.callers().CallEnded(CallerLabel(caller, stream.context().peer()),
                                             {.ok = status.ok(),
                                              .received_bytes = stream.received_bytes(),
@@ -91,8 +115,7 @@ void ModulesService::Serve(ModuleMethod method, CallStream& stream, const std::s
                                              .compute = call.compute});
   TraceContext trace = TraceOf(stream.context());
   if (trace.sampled && deps_.streams.metrics.spans() != nullptr) {
-    ExportSpan(*deps_.streams.metrics.spans(), std::move(trace), method, caller, begin,
-               call.compute, status);
+    ExportSpan(*deps_.streams.metrics.spans(), std::move(trace), method, call, status);
   }
   Finish(method, stream, caller, status);
 }
@@ -122,19 +145,20 @@ void ModulesService::Finish(ModuleMethod method, CallStream& stream, const std::
   stream.Finish(ToGrpcStatus(status));
 }
 
-// For attnd's clients in words, for proxies and gRPC's balancers as an ORCA load report, which gRPC
-// hides from a caller.
 void ModulesService::AddLoad(CallStream& stream, const std::string& caller) {
-  const double queue = absl::ToDoubleSeconds(load_.Queue()) / deps_.calls.device_count();
+  double queue = absl::ToDoubleSeconds(load_.Queue());
+  Calls& calls = deps_.streams.calls;  // of attention too
+  for (int n = 0; n < calls.device_count(); ++n) queue += calls.admission().QueueSeconds(n);
+  queue /= deps_.calls.device_count();
   const ModuleMemory& memory = deps_.calls.memory();
   const auto free = static_cast<double>(memory.FreeFor(caller).bytes);
   const auto all = static_cast<double>(memory.capacity().bytes);
   const double used = all > 0 ? std::clamp(1 - free / all, 0.0, 1.0) : 1;
-  xds::data::orca::v3::OrcaLoadReport report;
+  xds::data::orca::v3::OrcaLoadReport report = LoadReportOf(deps_.streams.calls);
   (*report.mutable_named_metrics())["attnd.module_queue_seconds"] = queue;
   (*report.mutable_named_metrics())["attnd.module_free_bytes"] = free;
   report.set_mem_utilization(used);
-  stream.context().AddTrailingMetadata("endpoint-load-metrics-bin", report.SerializeAsString());
+  AddLoadReport(report, stream.context());
   stream.context().AddTrailingMetadata("attnd-module-queue-seconds", absl::StrCat(queue));
   stream.context().AddTrailingMetadata("attnd-module-memory", absl::StrCat(used));
 }

@@ -128,7 +128,8 @@ absl::StatusOr<RegisteredModule::ChangeTurn> RegisteredModule::TakeChange(uint64
 }
 
 absl::StatusOr<RegisteredModule::MicroBatchTurn> RegisteredModule::TakeMicroBatch(
-    uint64_t sequence, uint64_t micro_batch, const std::string& digest, const CallWait& wait) {
+    uint64_t sequence, uint64_t micro_batch, absl::FunctionRef<std::string()> digest,
+    const CallWait& wait) {
   const StopWakes wakes(wait.stop, mutex_);
   absl::MutexLock lock(&mutex_);
   RETURN_IF_ERROR(CheckReachable(sequence));
@@ -143,7 +144,9 @@ absl::StatusOr<RegisteredModule::MicroBatchTurn> RegisteredModule::TakeMicroBatc
   early_ -= is_early ? 1 : 0;
   RETURN_IF_ERROR(free);
   RETURN_IF_ERROR(ledger_.CheckSequence(sequence));
-  ASSIGN_OR_RETURN(const CallLedger::Place place, ledger_.PlaceOf(micro_batch, digest));
+  const bool was_added = micro_batch < ledger_.micro_batches();
+  ASSIGN_OR_RETURN(const CallLedger::Place place,
+                   ledger_.PlaceOf(micro_batch, was_added ? digest() : std::string()));
   return MicroBatchTurn{Begin(false), place == CallLedger::Place::kAdded};
 }
 

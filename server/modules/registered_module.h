@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -133,13 +134,14 @@ class RegisteredModule {
   };
   absl::StatusOr<ChangeTurn> TakeChange(uint64_t sequence, const std::string& digest,
                                         const CallWait& wait);
-  // `added`: it has been, and must not be again.
+  // `added`: it has been, and must not be again. Only then is `digest` called.
   struct MicroBatchTurn {
     Hold hold;
     bool added;
   };
   absl::StatusOr<MicroBatchTurn> TakeMicroBatch(uint64_t sequence, uint64_t micro_batch,
-                                                const std::string& digest, const CallWait& wait);
+                                                absl::FunctionRef<std::string()> digest,
+                                                const CallWait& wait);
 
   // Before payloads are read: what Take would refuse at once.
   absl::Status CheckSequence(std::optional<uint64_t> sequence) const;

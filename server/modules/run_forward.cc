@@ -44,7 +44,8 @@ absl::StatusOr<ActivationId> RunForward(RegisteredModule::Hold& hold, const Forw
                                .layers = run.layers,
                                .y = payloads[kYField],
                                .stop = wait.stop,
-                               .yield = &yield};
+                               .yield = &yield,
+                               .transfers = run.transfers};
   absl::StatusOr<ActivationId> done = hold.instance().Forward(call);
   while (absl::IsUnavailable(done.status()) && run.makes_room && hold.DropOldest()) {
     done = hold.instance().Forward(call);

@@ -23,6 +23,7 @@ struct ForwardRun {
   LayerRange layers;
   CallDropout dropout;
   bool makes_room = false;
+  TransferSeconds* transfers = nullptr;
 };
 
 // UNAVAILABLE ACTIVATION_PRESSURE, CANCELLED, DEADLINE_EXCEEDED, or what the engine says.

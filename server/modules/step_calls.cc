@@ -161,11 +161,13 @@ absl::Status ModuleCalls::GradientStatsOf(ModuleCall& call) {
     RETURN_IF_ERROR(call.stream.HoldRequest(static_cast<int64_t>(entries) * kObjectBytes));
   }
   v1::GradientStatsResponse response;
+  call.times.landed = absl::Now();
   {
     ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(request.sequence(), call.wait));
     RETURN_IF_ERROR(hold.CheckGradient(request.micro_batches()));
     ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *module));
     absl::Status found = FillStats(*module, hold.instance(), request, response);
+    call.times.computed = absl::Now();
     if (!found.ok()) return Classified(std::move(found));
   }
   return Reply(call.stream, response);
@@ -215,6 +217,7 @@ absl::Status ModuleCalls::Step(ModuleCall& call) {
     return status;
   };
   v1::StepResponse response;
+  call.times.landed = absl::Now();
   {
     request.clear_token();  // another one after a restart
     std::string digest = DigestOf(request);
@@ -231,6 +234,7 @@ absl::Status ModuleCalls::Step(ModuleCall& call) {
       ASSIGN_OR_RETURN(const auto turns,
                        TakeDevices(call, *module, module->pace().SecondsFor(PacedCall::kStep, 1)));
       absl::StatusOr<v1::StepResponse> applied = Apply(hold, request);
+      call.times.computed = absl::Now();
       call.compute = turns->computed();
       module->pace().Took(PacedCall::kStep, 1, absl::ToDoubleSeconds(call.compute));
       if (!applied.ok()) {
@@ -240,6 +244,7 @@ absl::Status ModuleCalls::Step(ModuleCall& call) {
       response = *std::move(applied);
       hold.Changed(std::move(digest), response.SerializeAsString());
       hold.Save(deps_.table.clock().Now());
+      call.times.saved = absl::Now();
     } else {
       if (!response.ParseFromString(change->reply)) return StepConflict(request.sequence());
       response.set_replayed(true);

@@ -147,9 +147,8 @@ absl::Status CheckComplete(const RegisteredModule& module, const std::vector<Ten
 
 absl::Status PutEach(RegisteredModule::Hold& hold, const std::vector<TensorCopy>& tensors) {
   for (const TensorCopy& tensor : tensors) {
-    RETURN_IF_ERROR(
-        hold.instance().Put(tensor.entry, tensor.role, tensor.element,
-                            {tensor.bytes(), static_cast<size_t>(tensor.size())}));
+    RETURN_IF_ERROR(hold.instance().Put(tensor.entry, tensor.role, tensor.element,
+                                        {tensor.bytes(), static_cast<size_t>(tensor.size())}));
     if (tensor.role == TensorRole::kWeight) hold.WasPut(tensor.entry);
   }
   return absl::OkStatus();
@@ -201,9 +200,10 @@ absl::Status ModuleCalls::PutTensors(ModuleCall& call) {
   sent.tensors = std::move(reader.tensors());
   sent.commit = reader.commit();
   sent.digest = reader.digest();
+  call.times.landed = absl::Now();
   v1::PutTensorsResponse response;
-  ASSIGN_OR_RETURN(const bool is_new, is_gradient ? ReplaceGradients(call, sent)
-                                                  : ChangeState(call, sent));
+  ASSIGN_OR_RETURN(const bool is_new,
+                   is_gradient ? ReplaceGradients(call, sent) : ChangeState(call, sent));
   response.set_replayed(!is_new);
   *response.mutable_status() = sent.module->Status();
   return Reply(call.stream, response);
@@ -213,11 +213,12 @@ absl::StatusOr<bool> ModuleCalls::ReplaceGradients(ModuleCall& call, SentTensors
   RETURN_IF_ERROR(CheckGradients(sent.tensors, sent.commit));
   ASSIGN_OR_RETURN(
       RegisteredModule::MicroBatchTurn turn,
-      sent.module->TakeMicroBatch(sent.header.sequence(), sent.header.micro_batch(), sent.digest,
-                                  call.wait));
+      sent.module->TakeMicroBatch(sent.header.sequence(), sent.header.micro_batch(),
+                                  [&] { return sent.digest; }, call.wait));
   if (turn.added) return false;
   ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *sent.module));
   absl::Status put = PutEach(turn.hold, sent.tensors);
+  call.times.computed = absl::Now();
   if (!put.ok()) {
     turn.hold.Fail();
     return Classified(std::move(put));
@@ -236,6 +237,7 @@ absl::StatusOr<bool> ModuleCalls::ChangeState(ModuleCall& call, SentTensors& sen
   ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *sent.module));
   absl::Status put = hold.instance().ClearGradients();
   if (put.ok()) put = PutEach(hold, sent.tensors);
+  call.times.computed = absl::Now();
   if (!put.ok()) {
     hold.Fail();
     return Classified(std::move(put));
@@ -245,6 +247,7 @@ absl::StatusOr<bool> ModuleCalls::ChangeState(ModuleCall& call, SentTensors& sen
   }
   hold.Changed(std::move(sent.digest), "");
   hold.Save(deps_.table.clock().Now());
+  call.times.saved = absl::Now();
   return true;
 }
 
@@ -355,6 +358,7 @@ absl::Status ModuleCalls::GetTensors(ModuleCall& call) {
     tensors.push_back(std::move(tensor));
   }
   v1::GetTensorsResponse first;
+  call.times.landed = absl::Now();
   {
     ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(sequence, call.wait));
     ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *module));
@@ -363,6 +367,7 @@ absl::Status ModuleCalls::GetTensors(ModuleCall& call) {
                                              {tensor.bytes(), static_cast<size_t>(tensor.size())});
       if (!got.ok()) return Classified(std::move(got));
     }
+    call.times.computed = absl::Now();
     *first.mutable_status() = module->Status();
   }
   RETURN_IF_ERROR(Reply(call.stream, first));

@@ -19,7 +19,9 @@ int MaskThreadCount() { return std::clamp(AvailableCpus() / 4, 2, 4); }
 
 Calls::Calls(const AdmissionLimits& limits, const TransferLimits& transfers,
              std::vector<AdmissionDevice> devices, MemoryReclaimer& reclaimer, const Clock& clock)
-    : admission_(limits, std::move(devices), clock, &reclaimer),
+    : device_count_(static_cast<int>(devices.size())),
+      admission_(limits, std::move(devices), clock, &reclaimer),
+      recent_work_(clock, device_count_),
       call_bytes_(limits.call_bytes),
       watch_(transfers),
       mask_workers_(MaskThreadCount(), limits.caller_max_calls),

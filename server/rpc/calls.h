@@ -10,7 +10,9 @@
 // Threads: any; one makes and ends it.
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -22,6 +24,7 @@
 #include "server/rpc/fair_shares.h"
 #include "server/rpc/mask_workers.h"
 #include "server/rpc/open_calls.h"
+#include "server/rpc/recent_work.h"
 
 namespace attnd {
 
@@ -43,12 +46,25 @@ class Calls {
   FairShares& call_bytes() { return call_bytes_; }  // CallRoom's
   CallLogLimit& log_limit() { return log_limit_; }
   OpenCalls& open() { return open_; }
+  RecentWork& recent_work() { return recent_work_; }
+  const RecentWork& recent_work() const { return recent_work_; }
+
+  // Estimated work of all calls that are admitted and not computed, those of modules too.
+  double QueueSeconds(int device) const {
+    return admission_.QueueSeconds(device) + (module_queue_ ? module_queue_(device) : 0);
+  }
+  int device_count() const { return device_count_; }
+  // How to ask for the modules' part. Before calls come.
+  void SetModuleQueue(std::function<double(int device)> queue) { module_queue_ = std::move(queue); }
 
   // Runs what is left of transfers and ends their threads; there will be no others.
   void FinishTransfers() { transfers_.reset(); }
 
  private:
+  const int device_count_;
   Admission admission_;
+  std::function<double(int)> module_queue_;  // null: there are no modules
+  RecentWork recent_work_;
   OpenCalls open_;
   FairShares call_bytes_;
   CallLogLimit log_limit_;

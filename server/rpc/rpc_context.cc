@@ -8,9 +8,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "proto/xds/data/orca/v3/orca_load_report.pb.h"
 #include "server/admission/staging_copy.h"
 #include "server/call/status_details.h"
+#include "server/rpc/load_report.h"
 #include "server/rpc/server_context.h"
 #include "server/security/caller_label.h"
 #include "server/wire/decode.h"
@@ -18,17 +18,15 @@
 namespace attnd {
 namespace {
 
-// Tells the caller the queue of the least loaded device, which a further call would get: in words
-// for attnd's clients, and as an ORCA load report for proxies and gRPC's balancers. gRPC hides the
-// latter from a caller.
-void AddLoad(const ServiceDeps& deps, grpc::ServerContextBase& context) {
+// Tells the caller the queue of the least loaded device, which a further call would get.
+void AddLoad(const Calls& calls, grpc::ServerContextBase& context) {
   double seconds = std::numeric_limits<double>::infinity();
-  for (size_t n = 0; n < deps.engines.size(); ++n) {
-    seconds = std::min(seconds, deps.calls.admission().QueueSeconds(static_cast<int>(n)));
+  for (int device = 0; device < calls.device_count(); ++device) {
+    seconds = std::min(seconds, calls.QueueSeconds(device));
   }
-  xds::data::orca::v3::OrcaLoadReport report;
+  xds::data::orca::v3::OrcaLoadReport report = LoadReportOf(calls);
   (*report.mutable_named_metrics())["attnd.queue_seconds"] = seconds;
-  context.AddTrailingMetadata("endpoint-load-metrics-bin", report.SerializeAsString());
+  AddLoadReport(report, context);
   context.AddTrailingMetadata("attnd-queue-seconds", absl::StrCat(seconds));
 }
 
@@ -154,8 +152,9 @@ absl::Status RpcContext::Stopped(WorkStage stage) {
 }
 
 void RpcContext::Answered(const Result& result) {
-  AddLoad(deps_, context_);
   times_ = result.times();
+  deps_.calls.recent_work().Answered(times_.compute);
+  AddLoad(deps_.calls, context_);
   priority_ = result.call().priority();
   deps_.metrics.SharedSent(result.call().shared_output_bytes());
   used_.sent_bytes += result.call().shared_output_bytes();

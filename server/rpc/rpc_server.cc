@@ -174,9 +174,13 @@ absl::Status RpcServer::Build(const std::vector<std::string>& listen) {
 }
 
 absl::Status RpcServer::AddAddress(const std::string& address, grpc::ServerBuilder& builder) {
-  ASSIGN_OR_RETURN(auto listener, Listener::Open(address, transport_.keepalive_timeout));
-  addresses_.push_back(BoundAddress(address, listener->port()));
-  doors_.push_back({std::move(listener),
+  auto listener = Listener::Open(address, transport_.keepalive_timeout);
+  if (!listener.ok()) {
+    return absl::Status(listener.status().code(),
+                        absl::StrCat("--listen: ", listener.status().message()));
+  }
+  addresses_.push_back(BoundAddress(address, (*listener)->port()));
+  doors_.push_back({*std::move(listener),
                     builder.experimental().AddExternalConnectionAcceptor(
                         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
                         CredentialsFor(address))});

@@ -41,6 +41,10 @@ TEST(AttnctlModule, TellsWhereLayersLie) {
   EXPECT_EQ(plan["layer_device"], (Json{1, 0}));
   EXPECT_TRUE(absl::StrContains(Attnctl(daemon, absl::StrCat("module plan ", path)),
                                 "engine reference on reference1+reference0, RECOMPUTE_NONE"));
+  // With rows: its segments.
+  const Json segments =
+      Json::parse(Attnctl(daemon, absl::StrCat("-o json module plan ", path, " --rows 64")));
+  EXPECT_EQ(segments["plans"][0]["rows"], 64);
 
   v1::RegisterModuleResponse registered;
   ModuleCaller caller(daemon.NewChannel());

@@ -286,7 +286,7 @@ TEST(DaemonStart, RefusesAUnixSocketThatAnotherServesButTakesADeadOnes) {
     auto second = AttndServer::Start(options, MakeCpuBackend({.threads = 1}), clock, log);
     ASSERT_FALSE(second.ok());
     EXPECT_EQ(second.status().message(),
-              absl::StrCat("cannot listen on unix:", path, ": Address already in use"));
+              absl::StrCat("--listen: cannot listen on unix:", path, ": Address already in use"));
     EXPECT_EQ(Check(daemon.NewChannel(), ""), Serving::SERVING);
   }
   sockaddr_un address = {};

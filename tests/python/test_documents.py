@@ -164,7 +164,8 @@ def test_first_training_runs_on_a_v100(gpu_daemon, tmp_path):
 
 def commands(page):
     for block in of_kind(page, "sh"):
-        yield from filter(None, (shlex.split(line, comments=True) for line in block.splitlines()))
+        lines = block.replace("\\\n", " ").splitlines()
+        yield from filter(None, (shlex.split(line, comments=True) for line in lines))
 
 
 def less_work(words):
@@ -193,7 +194,9 @@ def try_command(words, address, metrics_port, folder):
             ATTND_METRICS=f"http://127.0.0.1:{metrics_port}/metrics")
     elif words[0] == "attnd":
         more = [] if "--check_config" in words else ["--check_config"]
-        run(["bazel-bin/server/attnd", *words[1:], "--backend", "cpu", *more], address)
+        run([os.path.join(ROOT, "bazel-bin/server/attnd"), *words[1:], "--backend", "cpu", *more], address, folder)
+    elif words[0] == "openssl":
+        run(words, address, folder)
     elif words[0] == "./dev":
         assert words[1] in run(["./dev", "help", words[1]], address)
     elif words[0] == "torchrun":

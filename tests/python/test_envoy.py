@@ -1,6 +1,7 @@
 """deploy/envoy/envoy.yaml as shipped, run by Envoy in front of two daemons: calls, frozen and drained daemons, and modules,
 each of which stays at one daemon."""
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -62,6 +63,12 @@ class Envoy:
         return sum(line.startswith(f"{cluster}::127.") and line.endswith("health_flags::healthy")
                    for line in text.splitlines())
 
+    def weights(self):
+        """{port: weight} of the daemons, for attention."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/clusters", timeout=5) as answer:
+            found = re.findall(r"^calls::127\.0\.0\.1:(\d+)::weight::(\d+)$", answer.read().decode(), re.M)
+        return {int(port): int(weight) for port, weight in found}
+
     def connect(self, **options):
         c = self.folder
         tls = attnd.TLS(ca=f"{c}/clients.pem", cert=f"{c}/trainer.crt", key=f"{c}/trainer.key")
@@ -118,6 +125,34 @@ def test_calls_go_to_both_daemons_and_not_to_one_that_is_frozen_or_drains(envoy,
         while daemons[1].process.poll() is None:
             calls(client, rng, 1)
         calls(client, rng, 3)
+
+
+def test_each_daemon_gets_as_much_as_it_can_do(certificates, tmp_path):  # noqa: F811
+    """By the weights that Envoy makes of their load reports: one has an engine that is many times slower."""
+    daemons = [Daemon("--memory_limit_mib", "256", backend=backend) for backend in ("cpu", "reference")]
+    ports = [int(one.address.rpartition(":")[2]) for one in daemons]
+    made = Envoy(certificates, tmp_path, daemons)
+    q = np.ones((1, 4, 128, 64), np.float32)
+    try:
+        with made.connect() as client:
+            assert set(made.weights().values()) == {1}
+
+            def is_weighed():
+                client.forward(q, q, q)
+                fast, slow = (made.weights()[port] for port in ports)
+                return fast > 4 * slow
+            wait_until(is_weighed, 60)
+            forwards = r'attnd_requests_total\{code="OK",method="Forward"\}'
+            before = [one.metric(forwards) for one in daemons]
+            for _ in range(60):
+                client.forward(q, q, q)
+            fast, slow = (one.metric(forwards) - then for one, then in zip(daemons, before))
+            print(f"weights {made.weights()}, {fast:.0f} and {slow:.0f} calls")
+            assert fast > 3 * slow
+    finally:
+        made.stop()
+        for one in daemons:
+            one.stop()
 
 
 def test_a_client_without_a_certificate_is_refused(envoy, rng):

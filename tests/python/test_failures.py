@@ -26,6 +26,14 @@ def test_no_daemon_says_where_it_looked_and_what_to_do(native_library, rng):
     assert "127.0.0.1:1" in str(caught.value) and "is attnd running there, without TLS?" in str(caught.value)
 
 
+def test_error_of_a_server_says_what_to_do_below_its_message():
+    error = attnd.OutOfRange("limits.max_rows: expected less", reason="MODULE_TOO_LARGE")
+    assert str(error) == error.message and error.what_to_do.startswith("Set smaller limits (max_rows)")
+    assert getattr(error, "__notes__", ["what to do: " + error.what_to_do]) == ["what to do: " + error.what_to_do]
+    wrong = attnd.InvalidArgument("q: expected 4 dimensions", reason="BAD_SHAPE")  # its message says it
+    assert wrong.what_to_do == "" and not hasattr(wrong, "__notes__")
+
+
 def test_fallback_computes_locally_and_warns(native_library, rng):
     q, k, v = tensors(rng)
     with attnd.connect("127.0.0.1:1", timeout=5, retries=0, fallback="local") as client:

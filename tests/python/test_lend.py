@@ -195,6 +195,7 @@ def test_what_does_not_end_in_time_is_killed(tmp_path):
         lender.stop()
 
 
+@pytest.mark.rare("lending")
 def test_a_daemon_that_ends_by_itself_ends_its_lender(lender):
     daemon = lender.lend()
     os.kill(daemon, signal.SIGTERM)  # as attnctl drain
@@ -215,6 +216,7 @@ def test_what_cannot_be_lent_is_said(tmp_path, environment, flags, code, words):
     assert done.returncode == code and words in done.stderr, done.stderr
 
 
+@pytest.mark.rare("lending")
 def test_nvml_that_shows_other_process_ids_is_not_trusted(lender):
     """As in a container: the daemon would look like its own GPU's owner for ever."""
     for _ in range(2):

@@ -93,6 +93,7 @@ class Trainer:
             made, out = self.exchange(self.stub.Forward, self.pb.ModuleForwardRequest, forward,
                                       [(X, numbers(7, sequence, n))])
             assert len(out[Y]) == ROWS * WIDTH * 4
+            assert [stage.name for stage in made.receipt.stage] == ["receive", "queue", "h2d", "kernel", "d2h"]
             backward = self.pb.ModuleBackwardHeader(token=self.token, sequence=sequence, micro_batch=n, want_dx=True,
                                                     activations=made.activations.token)
             _, out = self.exchange(self.stub.Backward, self.pb.ModuleBackwardRequest, backward,

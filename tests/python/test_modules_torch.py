@@ -471,7 +471,7 @@ def test_transformers_trainer_clips_steps_and_saves_remote_layers(daemon, tmp_pa
         hidden_dropout_prob=0, attention_probs_dropout_prob=0))
     there = copy.deepcopy(here)
     expected = train(here, torch.optim.AdamW(here.parameters(), lr=1e-3), None)
-    attnd.transformers.offload(there, daemon.address)
+    attnd.transformers.offload(there, daemon.address, wait_for_ready=True, timeout=60, max_rows=1024)
     with pytest.raises(TypeError, match=r"attnd.torch.optimizer\(AdamW"):
         train(there)
     there.zero_grad()

@@ -103,7 +103,7 @@ def test_daemons_wheel_is_small_and_of_the_clients_version(wheel, server_wheel):
     assert tool("twine", "check", "--strict", str(server_wheel))[0] == 0
     assert f"Requires-Dist: attnd=={attnd.__version__}\n" in metadata_of(server_wheel)
     extras = set(re.findall(r"^Provides-Extra: (\w+)$", metadata_of(wheel), re.M))
-    assert extras == {"torch", "transformers", "jax", "server", "prometheus", "otel"}
+    assert extras == {"torch", "transformers", "jax", "server", "prometheus", "otel", "ray"}
     assert f"Requires-Dist: attnd-server=={attnd.__version__}; extra == 'server'\n" in metadata_of(wheel)
 
 

@@ -15,7 +15,7 @@ import urllib.request
 
 import numpy as np
 import pytest
-from conftest import ATTNCTL, ROOT, Daemon
+from conftest import ATTNCTL, EMULATED, ROOT, Daemon
 from test_haproxy import wait_until
 from test_modules import small_layout
 
@@ -23,6 +23,12 @@ import attnd
 from attnd import metrics
 
 sys.path.append(os.path.join(ROOT, ".deps/observability"))  # where `./dev test` puts it
+import prometheus_client  # noqa: E402
+from opentelemetry.sdk import metrics as otel_metrics  # noqa: E402
+from opentelemetry.sdk import trace as otel_trace  # noqa: E402
+from opentelemetry.sdk.metrics import export  # noqa: E402
+from opentelemetry.sdk.trace import sampling  # noqa: E402
+
 Q = np.ones((1, 1, 4, 8), np.float32)
 STAGES = ["receive", "queue", "upload", "kernel", "download", "send"]
 
@@ -59,6 +65,15 @@ class Collector:
         self._server.server_close()
 
 
+def check_stages(collector, root, expected=STAGES):
+    """They follow one another within the call."""
+    stages = [one for one in collector.of(root["traceId"]) if one["parentSpanId"] == root["spanId"]]
+    assert [one["name"] for one in stages] == expected
+    times = [int(one[name]) for one in stages for name in ("startTimeUnixNano", "endTimeUnixNano")]
+    times = [int(root["startTimeUnixNano"]), *times, int(root["endTimeUnixNano"])]
+    assert times == sorted(times)
+
+
 @contextlib.contextmanager
 def daemon_with(*flags):
     made = Daemon(*flags)
@@ -71,8 +86,6 @@ def daemon_with(*flags):
 @pytest.fixture
 def tracer():
     """By a sampler that takes every trace whose root is named "sampled"."""
-    sdk, sampling = pytest.importorskip("opentelemetry.sdk.trace"), pytest.importorskip("opentelemetry.sdk.trace.sampling")
-
     class ByName(sampling.Sampler):
         def should_sample(self, parent_context, trace_id, name, *_, **__):
             taken = sampling.Decision.RECORD_AND_SAMPLE if name == "sampled" else sampling.Decision.DROP
@@ -80,7 +93,7 @@ def tracer():
 
         def get_description(self):
             return "by name"
-    return sdk.TracerProvider(sampler=ByName()).get_tracer("test")
+    return otel_trace.TracerProvider(sampler=ByName()).get_tracer("test")
 
 
 def test_one_trace_reaches_from_the_callers_span_to_the_kernel(tracer):
@@ -101,29 +114,66 @@ def test_one_trace_reaches_from_the_callers_span_to_the_kernel(tracer):
                  if span["parentSpanId"] == parent}
         assert set(roots) == {"attnd.v1.Attention/Forward", "attnd.v1.Attention/Backward"}
         for root in roots.values():
-            stages = [one for one in collector.of(trace) if one["parentSpanId"] == root["spanId"]]
-            assert [one["name"] for one in stages] == STAGES
-            for one in (root, *stages):
-                assert int(root["startTimeUnixNano"]) <= int(one["startTimeUnixNano"]) <= int(one["endTimeUnixNano"])
-                assert int(one["endTimeUnixNano"]) <= int(root["endTimeUnixNano"])
+            check_stages(collector, root)
         assert not collector.of(dropped)
         assert f"trace_id={dropped}" in daemon.read_log() and f"trace_id={trace}" in daemon.read_log()
         assert daemon.metric("attnd_spans_dropped_total") == 0
     collector.stop()
 
 
-def test_a_modules_calls_are_in_the_trace(tracer):
+def test_the_stages_of_a_modules_calls_are_in_the_trace(tracer, tmp_path):
     collector = Collector()
-    with daemon_with("--otlp_endpoint", collector.url) as daemon, attnd.connect(daemon.address) as client:
+    with daemon_with("--otlp_endpoint", collector.url, "--module_state_dir", str(tmp_path)) as daemon, \
+            attnd.connect(daemon.address) as client:
         with tracer.start_as_current_span("sampled") as span:
-            attnd.register(small_layout(), client, name="traced", max_rows=64).release()
+            module = attnd.register(small_layout(), client, name="traced", optimizer=attnd.AdamW(), max_rows=64,
+                                    kept_rows=64)
+            module.put({p.name: np.ones(p.shape, np.float32) for p in module.layout.parameters})
+            y, kept = module.forward(np.ones((2, 5, 16), np.float32), keep=True)
+            module.backward(y, kept)
+            module.step(lr=1e-3)
+            module.get()
+            module.release()
             trace = f"{span.get_span_context().trace_id:032x}"
-        wait_until(lambda: {"attnd.v1.Modules/Register", "attnd.v1.Modules/Release"} <= {
-            one["name"] for one in collector.of(trace)}, 30)
+
+        def roots():
+            return {one["name"].rpartition("/")[2]: one for one in collector.of(trace) if "/" in one["name"]}
+        wait_until(lambda: "Release" in roots(), 30)
+        for name in ("Forward", "Backward", "GetTensors"):
+            check_stages(collector, roots()[name])
+        for name in ("PutTensors", "Step"):
+            check_stages(collector, roots()[name], [*STAGES[:-1], "save", "send"])
+        for name in ("Register", "Release"):
+            check_stages(collector, roots()[name], [])
     collector.stop()
 
 
-@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.rare("observability")
+def test_uploads_and_downloads_of_a_module_on_a_gpu_have_times(tracer):
+    collector = Collector()
+    daemon = Daemon("--otlp_endpoint", collector.url, program=EMULATED, backend="cuda")
+    try:
+        with attnd.connect(daemon.address, timeout=120) as client, tracer.start_as_current_span("sampled"):
+            module = attnd.register(small_layout(layers=1, element="f16"), client, name="traced", max_rows=64)
+            module.put({p.name: np.ones(p.shape, np.float32) for p in module.layout.parameters})
+            module.forward(np.ones((2, 5, 16), np.float16))
+        forwards = []
+
+        def has_come():
+            forwards[:] = [one for one in collector.spans if one["name"].endswith("/Forward")]
+            return forwards
+        wait_until(has_come, 30)
+        (root,) = forwards
+        check_stages(collector, root)
+        took = {one["name"]: int(one["endTimeUnixNano"]) - int(one["startTimeUnixNano"]) for one in collector.spans
+                if one["parentSpanId"] == root["spanId"]}
+        assert took["upload"] > 0 and took["download"] > 0 and took["kernel"] > took["upload"]
+    finally:
+        daemon.stop()
+        collector.stop()
+
+
+@pytest.mark.parametrize("answers", [False, pytest.param(True, marks=pytest.mark.rare("observability"))])
 def test_no_call_waits_for_a_collector_that_is_gone_or_silent(answers, tracer):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -155,6 +205,7 @@ def since(before):
     return attnd.metrics.Counters(*(now - then for now, then in zip(metrics.totals(), before)))
 
 
+@pytest.mark.rare("observability")
 def test_clients_count_retries_failovers_and_lost_leases():
     before, one, other = metrics.totals(), Daemon(), Daemon()
     try:
@@ -193,16 +244,14 @@ def test_clients_count_replays_of_modules(own_daemon, rng):
 
 
 def test_prometheus_and_opentelemetry_take_the_counters(daemon):
-    prometheus = pytest.importorskip("prometheus_client")
-    export = pytest.importorskip("opentelemetry.sdk.metrics.export")
-    registry, reader = prometheus.CollectorRegistry(), export.InMemoryMetricReader()
-    provider = pytest.importorskip("opentelemetry.sdk.metrics").MeterProvider(metric_readers=[reader])
+    registry, reader = prometheus_client.CollectorRegistry(), export.InMemoryMetricReader()
+    provider = otel_metrics.MeterProvider(metric_readers=[reader])
     metrics.to_prometheus(registry)
     metrics.to_opentelemetry(provider.get_meter("test"))
     with attnd.connect(daemon.address) as client:
         client.forward(Q, Q, Q)
     now = metrics.totals()
-    text = prometheus.generate_latest(registry).decode()
+    text = prometheus_client.generate_latest(registry).decode()
     assert f"attnd_client_calls_total {float(now.calls)}" in text and "attnd_client_waiting_seconds_total" in text
     read = {one.name: one.data.data_points[0].value for resource in reader.get_metrics_data().resource_metrics
             for scope in resource.scope_metrics for one in scope.metrics}

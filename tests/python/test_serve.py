@@ -66,7 +66,11 @@ print(daemon.pid, daemon.address, flush=True)
 """
 
 
-@pytest.mark.parametrize("end, code", [("", 0), ("1 / 0", 1), ("os.kill(os.getpid(), 9)", -9), ("os._exit(3)", 3)])
+SERVING = pytest.mark.rare("serving")
+
+
+@pytest.mark.parametrize("end, code", [pytest.param("", 0, marks=SERVING), pytest.param("1 / 0", 1, marks=SERVING),
+                                       pytest.param("os._exit(3)", 3, marks=SERVING), ("os.kill(os.getpid(), 9)", -9)])
 def test_ends_with_its_process_however_that_ends(end, code):
     """And not with a fork of it."""
     done = subprocess.run([sys.executable, "-c", PROGRAM.format(end=end), SERVER], capture_output=True, text=True,
@@ -76,6 +80,7 @@ def test_ends_with_its_process_however_that_ends(end, code):
     assert ends(process)
 
 
+@SERVING
 def test_ctrl_c_in_a_terminal_does_not_reach_it():
     program = PROGRAM.format(end="time.sleep(600)")
     parent = subprocess.Popen([sys.executable, "-c", program, SERVER], stdout=subprocess.PIPE, text=True,
@@ -106,11 +111,11 @@ def test_what_is_wrong_is_named(tmp_path, monkeypatch):
     with pytest.raises(attnd.PermissionDenied):
         attnd.serve(program=str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(attnd.NotFound, match="pip install attnd-server"):
+    with pytest.raises(attnd.NotFound, match="pip install the wheel attnd_server"):
         attnd.serve()
 
 
-@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("log_format", ["text", pytest.param("json", marks=SERVING)])
 def test_what_the_daemon_says_is_the_error(log_format):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

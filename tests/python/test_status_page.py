@@ -61,8 +61,8 @@ def test_browser_shows_state_devices_callers_and_latency(busy, tmp_path):
     assert re.search(r"Callers .*127\.0\.0\.1|Callers .*loopback", text), text
     forward = re.search(r"Forward(?:Stream)? ([\d,]+) (\d+) ", text)
     assert forward and int(forward.group(1)) >= 20 and forward.group(2) == "0", text
-    assert re.search(r"(ms|µs)", text.split("Calls method ")[1].split(" Modules: ")[0]), text
-    assert re.search(r"Modules: .* GFLOP/s 1 [\d.]+ KiB .* Forward 1 0 0 [\d.]+ (ms|µs) ", text), text
+    assert re.search(r"(ms|µs)", text.split("Methods ")[1].split(" Modules: ")[0]), text
+    assert re.search(r"Modules: .* GFLOP/s 1 registered [\d.]+ KiB .* Forward 1 0 0 [\d.]+ (ms|µs) ", text), text
     assert '<div id="offloaded">' in page  # without "hidden"
     # The second look has rates, where the first has dashes.
     assert re.search(r"calls a second \d", text), text

@@ -65,7 +65,7 @@ def test_whoever_does_not_fit_is_told_in_time(mutual, files, changed):
 
 def test_plaintext_to_a_port_of_tls_is_told(mutual):
     with attnd.connect(mutual.address, timeout=10, retries=0) as client:
-        with pytest.raises(attnd.Unavailable, match="is attnd running there, without TLS"):
+        with pytest.raises(attnd.Unavailable, match="is attnd running there, without TLS. Pass tls="):
             client.forward(Q, Q, Q)
 
 

@@ -1,15 +1,17 @@
 """Writes the tables of reference pages for `./dev docs`: flags in docs/FLAGS.md and docs/ATTNCTL.md from what programs print
-for --help, docs/ERRORS.md and docs/METRICS.md from the lists in the source that programs use.
+for --help, docs/ERRORS.md, docs/METRICS.md and the notes of Python errors from the lists in the source that programs use.
 
     python3 tools/documents/reference.py [--check]      (needs bazel-bin/server/attnd and bazel-bin/client/attnctl)
 
 A page keeps its prose; its tables are replaced. --check writes nothing and exits with 1 where a page is not what would be
 written.
 """
+import json
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from typing import NamedTuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -142,8 +144,30 @@ def metrics_page(text):
     return with_rows(text, METRICS, [[f"`{name}`", *cells] for name, *cells in metrics()])
 
 
+CURES = "client/python/attnd/_cures.py"
+CURES_HEAD = '''"""The notes of errors from a server, by (code, reason): what to do. `./dev docs` writes this file."""
+from __future__ import annotations
+
+from typing import Dict, Tuple
+
+CURES: Dict[Tuple[str, str], str] = {
+'''
+
+
+def cures():
+    """Returns the Python file of what to do; a message about an argument says it itself."""
+    lines = ""
+    for code, name, _, cure in reasons():
+        if code != "INVALID_ARGUMENT":
+            words = textwrap.wrap(cure.replace("`", ""), 110, break_on_hyphens=False)
+            literal = "\n".join(f"        {json.dumps(part + ' ' * (n + 1 < len(words)))}" for n, part in enumerate(words))
+            lines += f'    ("{code}", "{name}"):\n{literal},\n'
+    return CURES_HEAD + lines + "}\n"
+
+
 def pages():
     """(path, what it says, what it should)"""
+    yield CURES, read(CURES) if os.path.exists(os.path.join(ROOT, CURES)) else "", cures()
     for page, flags in sections().items():
         yield page, read(page), with_tables(read(page), HEADER[page], flags)
     for page, wanted in (("docs/ERRORS.md", errors_page), ("docs/METRICS.md", metrics_page)):

@@ -28,8 +28,9 @@ struct EstimateFlags {
   bool is_measured() const { return link_gbit == 0; }
 };
 
-// Forward and backward of one step, in seconds. The ways of a link do not share its rate, so the
-// fuller one counts; transfer and compute are taken not to overlap.
+// Forward and backward of one step, in seconds. Attention is cut into calls that use both ways of a
+// link at a time, so the fuller one counts; a module's calls use them in turn, so both do. Transfer
+// and compute are taken not to overlap.
 struct EstimatedStep {
   StepWork work;
   StepRates rates;
@@ -80,6 +81,7 @@ nlohmann::ordered_json ToJson(const EstimatedStep& step, double length) {
                                  {"compute_seconds", step.compute},
                                  {"latency_seconds", step.latency},
                                  {"remote_seconds", step.Remote()}};
+  if (step.work.device_bytes > 0) json["device_bytes"] = step.work.device_bytes;
   if (step.local > 0) {
     json["local_seconds"] = step.local;
     json["gain"] = step.local / step.Remote();
@@ -110,7 +112,10 @@ std::string GainText(double gain) {
 void Print(const EstimatedStep& step, double length, const EstimateFlags& flags, bool color) {
   Table table({"a training step", ""});
   AddRates(step, flags, table);
-  table.Add({"bytes on the fuller way", BytesText(step.work.bytes)});
+  const bool is_module = step.work.device_bytes > 0;
+  table.Add({is_module ? "bytes, both ways" : "bytes on the fuller way",
+             BytesText(step.work.bytes)});
+  if (is_module) table.Add({"memory on the device", BytesText(step.work.device_bytes)});
   table.Add({"transfer", SecondsText(step.transfer)});
   table.Add({"compute", SecondsText(step.compute)});
   table.Add({"round trips", SecondsText(step.latency)});

@@ -28,34 +28,6 @@
 namespace attnd {
 namespace {
 
-struct BenchedModel {
-  const char* name;
-  ModuleLayout (*layers)(const LayerSizes& sizes);
-  LayerSizes sizes;
-  int64_t length;
-};
-
-const std::vector<BenchedModel>& Models() {
-  auto sizes = [](int64_t layers, int64_t width, int64_t heads, int64_t kv_heads, int64_t inner) {
-    return LayerSizes{
-        .width = width, .heads = heads, .kv_heads = kv_heads, .inner = inner, .layers = layers};
-  };
-  static const std::vector<BenchedModel> models = {
-      {"bert-base", &BertLayers, sizes(12, 768, 12, 12, 3072), 512},
-      {"bert-large", &BertLayers, sizes(24, 1024, 16, 16, 4096), 512},
-      {"gpt2", &GptLayers, sizes(12, 768, 12, 12, 3072), 1024},
-      {"gpt2-medium", &GptLayers, sizes(24, 1024, 16, 16, 4096), 1024},
-      {"llama-1b", &LlamaLayers, sizes(16, 2048, 32, 8, 8192), 4096}};
-  return models;
-}
-
-const BenchedModel* ModelOf(const std::string& name) {
-  for (const BenchedModel& model : Models()) {
-    if (name == model.name) return &model;
-  }
-  return nullptr;
-}
-
 std::string RandomElements(Random& random, int64_t count, ElementType element, double size) {
   std::string bytes(static_cast<size_t>(count * ElementBytes(element)), '\0');
   for (int64_t n = 0; n < count; ++n) {
@@ -75,7 +47,7 @@ struct BenchedSizes {
 };
 
 absl::StatusOr<BenchedSizes> SizesOf(const ModuleBenchFlags& flags, ElementType element) {
-  const BenchedModel& model = *ModelOf(flags.module);
+  const KnownModel& model = *KnownModelNamed(flags.module);
   BenchedSizes sizes{.length = model.length};
   if (!flags.rows.empty()) {
     ASSIGN_OR_RETURN(const std::vector<int64_t> rows, ParseNumbers("--rows", flags.rows, ','));
@@ -243,7 +215,7 @@ absl::Status MeasureModule(BenchedModule& module, absl::Duration warmup, absl::D
 
 std::vector<std::string> BenchedModules() {
   std::vector<std::string> names;
-  for (const BenchedModel& model : Models()) names.push_back(model.name);
+  for (const KnownModel& model : KnownModels()) names.push_back(model.name);
   return names;
 }
 
@@ -264,8 +236,9 @@ absl::StatusOr<StepWork> WorkOfModule(const ModuleBenchFlags& flags, ElementType
       if (attention != nullptr) work.flops += AttentionFlops(*attention, sizes);
     }
   }
-  // x and dy go there, y and dx come back.
-  work.bytes = 2.0 * static_cast<double>(sizes.rows() * sizes.layout.width * ElementBytes(element));
+  // x and dy go there, y and dx come back, each when the one before has arrived.
+  work.bytes = 4.0 * static_cast<double>(sizes.rows() * sizes.layout.width * ElementBytes(element));
+  work.device_bytes = static_cast<double>(plan.bytes());
   return work;
 }
 

@@ -12,9 +12,11 @@
 
 namespace attnd {
 
-// Counts the bytes that a step moves, those of the fuller way, and its work.
+// Counts the bytes that a step moves, of ways that are used at a time those of the fuller one, and
+// its work.
 struct StepWork {
   double bytes = 0, flops = 0;
+  double device_bytes = 0;  // memory that a module holds; 0: no module
 };
 StepWork WorkOf(const Problem& problem, bool leases);
 

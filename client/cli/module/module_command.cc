@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -20,8 +21,11 @@
 #include "base/safetensors.h"
 #include "base/status_macros.h"
 #include "client/cli/json_text.h"
+#include "client/cli/module/segment_plan.h"
 #include "client/cli/table.h"
 #include "client/modules/module_client.h"
+#include "modules/known_layers.h"
+#include "proto/attnd/v1/module_codec.h"
 
 namespace attnd {
 namespace {
@@ -115,8 +119,7 @@ absl::StatusOr<v1::RegisterModuleRequest> ReadRequest(const std::string& path) {
       absl::StrCat(path, ": expected an attnd.v1.RegisterModuleRequest, serialized or as JSON"));
 }
 
-absl::Status Plan(Session& session, const std::string& path) {
-  ASSIGN_OR_RETURN(v1::RegisterModuleRequest request, ReadRequest(path));
+absl::Status Plan(Session& session, v1::RegisterModuleRequest request) {
   request.set_dry_run(true);
   ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
   ASSIGN_OR_RETURN(ModuleRegistration answer, ModuleClient(*client).Register(request));
@@ -218,6 +221,49 @@ absl::Status Release(Session& session, const std::string& name) {
   return absl::OkStatus();
 }
 
+struct PlanFlags {
+  std::string of;
+  SegmentPlanFlags segments;
+};
+
+// Segments where rows are told, or a model's name; else memory, as a daemon says it.
+absl::Status PlanSegmentsOrMemory(Session& session, PlanFlags flags) {
+  if (const KnownModel* model = KnownModelNamed(flags.of)) {
+    if (flags.segments.rows.empty()) flags.segments.rows = absl::StrCat(model->length);
+    LayerSizes sizes = model->sizes;
+    sizes.element = ElementType::kFloat16;
+    return PrintSegmentPlan(session, model->layers(sizes), flags.segments);
+  }
+  ASSIGN_OR_RETURN(v1::RegisterModuleRequest request, ReadRequest(flags.of));
+  if (flags.segments.rows.empty()) return Plan(session, std::move(request));
+  ASSIGN_OR_RETURN(ModuleLayout layout, DecodeModuleLayout(request.layout()));
+  return PrintSegmentPlan(session, std::move(layout), flags.segments);
+}
+
+void AddPlan(CLI::App& command, Session& session) {
+  CLI::App* plan = command.add_subcommand(
+      "plan", "What a module would take, and how its layers would run; registers nothing");
+  auto flags = std::make_shared<PlanFlags>();  // shared with the callback, which outlives this
+  std::vector<std::string> names;
+  for (const KnownModel& model : KnownModels()) names.push_back(model.name);
+  plan->add_option("FILE|MODEL", flags->of,
+                   "an attnd.v1.RegisterModuleRequest, serialized or as JSON, whose memory the "
+                   "daemon plans; or " +
+                       absl::StrJoin(names, ", "))
+      ->required();
+  plan->add_option("--rows", flags->segments.rows,
+                   "of calls, as in 512,4096: shows which ops run as one kernel, without a "
+                   "daemon. A model's length if left out");
+  plan->add_option("--gpu", flags->segments.gpu, "whose data sheet bounds times, with --rows")
+      ->capture_default_str();
+  plan->callback([&session, flags] {
+    absl::Status status = PlanSegmentsOrMemory(session, *flags);
+    if (status.ok()) return;
+    const bool is_flag = absl::StartsWith(status.message(), "--");
+    is_flag ? session.FailUsage(status) : session.Fail(status);
+  });
+}
+
 void AddSave(CLI::App& command, Session& session) {
   struct Flags {
     std::string name, path;
@@ -253,18 +299,12 @@ void AddModuleCommand(CLI::App& app, Session& session) {
     absl::Status status = List(session);
     if (!status.ok()) session.Fail(status);
   });
-  CLI::App* plan = command->add_subcommand("plan", "What a module would take; registers nothing");
-  auto path = std::make_shared<std::string>();
-  plan->add_option("FILE", *path, "an attnd.v1.RegisterModuleRequest, serialized or as JSON")
-      ->required();
-  plan->callback([&session, path] {
-    absl::Status status = Plan(session, *path);
-    if (!status.ok()) session.Fail(status);
-  });
+  AddPlan(*command, session);
   AddSave(*command, session);
   AddRelease(*command, session);
   command->footer(
-      "Examples:\n  attnctl module list\n  attnctl module save run-17 run-17.safetensors");
+      "Examples:\n  attnctl module list\n  attnctl module plan bert-base --rows 512,4096\n  "
+      "attnctl module save run-17 run-17.safetensors");
 }
 
 }  // namespace attnd

@@ -6,7 +6,7 @@
     g = client.backward(dout, r)                               # g.dq, g.dk, g.dv
 
 attnd.torch, attnd.transformers and attnd.jax bring it into those libraries; attnd.local computes the same here, and
-attnd.serve() starts a daemon here.
+attnd.serve() starts a daemon here, attnd.ray several on a Ray cluster.
 What is here, NumPy included, is loaded when it is first used.
 """
 from typing import TYPE_CHECKING, Any, List

@@ -247,7 +247,8 @@ def _copy(path: str, folder: str, generation: int) -> str:
         raise Internal(f"{path} cannot be used after a fork, since it is not the wheel's; use the start method "
                        '"spawn" or "forkserver"')
     if generation > len(_COPIES):
-        raise Internal(f"forked {generation} times from the process that loaded attnd; at most {len(_COPIES)}")
+        raise Internal(f"forked {generation} times from the process that loaded attnd; at most {len(_COPIES)}: use the "
+                       'start method "spawn" or "forkserver"')
     mark = _MARK[:-1] + _COPIES[generation - 1].encode()
     for source in os.listdir(source_folder):
         with open(os.path.join(source_folder, source), "rb") as original:

@@ -348,7 +348,10 @@ class Client:
         where = ", ".join(self.addresses) if asked is None else self.addresses[asked]
         tls = "with" if self._native_options.use_tls else "without"
         if isinstance(error, Unavailable) and not error.reason:
-            return Unavailable(f"no attnd server at {where}: {error}; is attnd running there, {tls} TLS?",
+            cure = "Leave out tls= if it is without" if self._native_options.use_tls else "Pass tls= if it has TLS"
+            if self._native_options.use_tls and not self._native_options.tls_certificate_file:
+                cure += ", or pass tls=attnd.TLS(ca, cert, key) if it asks for a certificate"
+            return Unavailable(f"no attnd server at {where}: {error}; is attnd running there, {tls} TLS? {cure}",
                                reason="UNREACHABLE", retry_after=error.retry_after)
         if isinstance(error, DeadlineExceeded) and not error.reason:
             seconds = self._native_options.timeout_seconds if timeout is None else timeout

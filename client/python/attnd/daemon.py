@@ -151,7 +151,8 @@ def _program(given: Optional[str]) -> str:
     except ImportError:
         found = shutil.which("attnd")
     if found is None:
-        raise NotFound("no attnd on this machine: pip install attnd-server, or name it by program=", reason="NO_PROGRAM")
+        raise NotFound("no attnd on this machine: pip install the wheel attnd_server-*.whl, or name it by program=",
+                       reason="NO_PROGRAM")
     return found
 
 

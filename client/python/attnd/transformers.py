@@ -22,7 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from . import torch as remote
 from ._connection import torch_connections
 from ._operator_options import described_first
-from .client import Client
+from .client import Client, ConnectOptions
 from .errors import Unimplemented, wrong_type
 from .masks.models import LazyMask, model_mask
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["offload", "register"]
 
 
-def register(address: Union[str, Sequence[str], Client], *, name: str = "attnd", **options: Any) -> Client:
+def register(address: Union[None, str, Sequence[str], Client] = None, *, name: str = "attnd", **options: Any) -> Client:
     """Connects to a daemon (attnd.connect's arguments, or a Client) and registers attention and mask under `name`.
 
     Registering a name again replaces its connection. Several names may exist, each with its own daemon.
@@ -43,21 +43,24 @@ def register(address: Union[str, Sequence[str], Client], *, name: str = "attnd",
     return client
 
 
-def offload(model: torch.nn.Module, address: Union[str, Sequence[str], Client], *, optimizer: str = "server",
+def offload(model: torch.nn.Module, address: Union[None, str, Sequence[str], Client] = None, *, optimizer: str = "server",
             connection: Optional[Dict[str, Any]] = None, **options: Any) -> List[RemoteStack]:
     """Puts each stack of a model's layers (BertLayer, RobertaLayer, GPT2Block, LlamaDecoderLayer, MistralDecoderLayer,
     Qwen2 and Qwen3, Gemma) on the daemon at `address`: docs/MODULES.md. The model is changed, and used as before.
 
-    options: attnd.torch.offload's. connection: attnd.connect's. The model's cache is switched off, since a stack keeps no
-    keys and values; output_attentions raises. Raises TypeError where no layer can be offloaded.
+    options: attnd.torch.offload's, and attnd.connect's such as wait_for_ready. connection: more of attnd.connect's. The
+    model's cache is switched off, since a stack keeps no keys and values; output_attentions raises. Raises TypeError where
+    no layer can be offloaded.
     """
     from .modules.models import MODELS
     found = [(owner, name, child) for owner in model.modules() for name, child in owner.named_children()
              if isinstance(child, torch.nn.ModuleList) and len(child) and type(child[0]).__name__ in MODELS]
     if not found:
-        raise TypeError(f"{type(model).__name__} cannot be offloaded: expected layers of class {', '.join(MODELS)}")
+        raise TypeError(f"{type(model).__name__} cannot be offloaded: expected layers of class {', '.join(MODELS)}; "
+                        "attnd.transformers.register sends a model's attention alone")
     server = f"transformers:offload:{id(model)}"
-    remote.connect(address, name=server, **(connection or {}))
+    of_connect = {name: options.pop(name) for name in ConnectOptions.__annotations__ if name in options}
+    remote.connect(address, name=server, **{**of_connect, **(connection or {})})
     made = [remote.offload(child, optimizer=cast(Any, optimizer), server=server, **options) for _, _, child in found]
     for (owner, name, _), stack in zip(found, made):
         setattr(owner, name, stack)

@@ -24,7 +24,7 @@ const char* BackwardDropoutOf(const KernelRow& row) {
   return row.dropout ? "ReplayDropout" : "KeepAll";
 }
 
-// How A and B lie: whether by depth.
+// Returns the arguments that say how A and B lie: whether by depth.
 std::string ProductLayoutOf(const KernelRow& row) {
   return absl::StrCat(row.kind == KernelKind::kProductDepthDepth ? "true" : "false", ", ",
                       row.kind == KernelKind::kProductRowsRows ? "false" : "true");
@@ -93,7 +93,7 @@ const char* ElementOf(const KernelRow& row) {
   return "";
 }
 
-// Of sm80 and later.
+// Names the kernels of sm80 and later.
 std::string Sm80Expression(const KernelRow& row) {
   const std::string tile = TileExpression(row.tile);
   const char* math = MathOf(row);
@@ -146,6 +146,8 @@ std::string KernelExpression(const KernelRow& row) {
       return absl::StrCat("ForwardDropoutBits<", row.tile.q_rows, ">");
     case KernelKind::kDenseNumbers:
       return "attnd::NumbersKernel";
+    case KernelKind::kDenseChain:
+      return "attnd::ChainKernel";
     case KernelKind::kDenseNorm:
       return "attnd::NormKernel";
     case KernelKind::kDenseColumnSums:

@@ -6,43 +6,19 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
-#include "attention/dropout.h"
 #include "attention/shard.h"
 #include "base/check.h"
 #include "base/round_up.h"
 #include "base/status_macros.h"
 #include "kernels/cuda/layout/descriptors.h"
 #include "kernels/cuda/layout/staging.h"
+#include "kernels/layers/cuda/dense_tensors.h"
 #include "kernels/layers/cuda/padded_attention.h"
 #include "kernels/layers/cuda/product_choice.h"
 #include "kernels/layers/cuda/step_descriptor.h"
 #include "modules/arena.h"
 
 namespace attnd {
-namespace {
-
-// One launch of a kernel over single numbers takes so many at most.
-constexpr int64_t kMostNumbers = int64_t{1} << 30;
-constexpr int64_t kTurnedRows = int64_t{1} << 15;
-
-// Describes a tensor that nobody writes through this.
-DenseTensor TensorOf(const ConstTensor& t) {
-  return {const_cast<void*>(t.data), cuda::BiasCode(t.element)};
-}
-DenseTensor TensorOf(const Tensor& t) { return {t.data, cuda::BiasCode(t.element)}; }
-
-int64_t CodeBytes(int32_t element) { return element == kBiasFloat32 ? 4 : 2; }
-DenseTensor Behind(const DenseTensor& t, int64_t numbers) {
-  if (t.data == nullptr) return t;
-  return {static_cast<std::byte*>(t.data) + numbers * CodeBytes(t.element), t.element};
-}
-
-// As one row.
-NumbersDesc NumbersOf(NumbersOp op, const ConstTensor& a, const Tensor& out, int64_t count) {
-  return {.a = TensorOf(a), .out = TensorOf(out), .rows = 1, .columns = count, .op = op};
-}
-
-}  // namespace
 
 CudaDevice::CudaDevice(cuda::CudaBackend& engine, HoldDeviceMemory hold)
     : engine_(engine), hold_(std::move(hold)), queue_(engine.device()) {}
@@ -261,6 +237,10 @@ void CudaDevice::AddColumnSums(const ColumnSum& sum) {
 }
 
 void CudaDevice::AddSums(ColumnSumsDesc desc, double flops) {
+  if (segment_.has_value()) {
+    segment_->sums.emplace_back(desc, flops);
+    return;
+  }
   static_assert(kGradientBlockRows % kSumStretch == 0);
   static_assert(kMaxParameterDimension / kSumColumns <= LaunchQueue::kTurns);
   const int64_t of_part = (desc.weight_sums != nullptr ? 2 : 1) * int64_t{desc.columns} * 4;
@@ -279,172 +259,6 @@ void CudaDevice::AddSums(ColumnSumsDesc desc, double flops) {
     desc.x = Behind(desc.x, desc.rows * desc.columns);
     if (desc.statistics != nullptr) desc.statistics += desc.rows;
   }
-}
-
-// ---- Vectors.
-
-namespace {
-
-NormDesc NormDescOf(const NormOperands& norm, int64_t vectors) {
-  return {.x = TensorOf(norm.x),
-          .weight = TensorOf(norm.weight),
-          .bias = TensorOf(norm.bias),
-          .vectors = vectors,
-          .count = static_cast<int32_t>(norm.count),
-          .is_centred = norm.is_centred,
-          .round_element = norm.round_before_weight.has_value()
-                               ? cuda::BiasCode(*norm.round_before_weight)
-                               : static_cast<int32_t>(kBiasNone),
-          .epsilon = norm.epsilon,
-          .weight_offset = norm.weight_offset};
-}
-
-}  // namespace
-
-void CudaDevice::Norm(const NormOperands& norm, Tensor y, int64_t vectors) {
-  NormDesc desc = NormDescOf(norm, vectors);
-  desc.out = TensorOf(y);
-  queue_.Add(KernelKind::kDenseNorm, desc, DivideUp(vectors, kNormVectorsOfBlock),
-             8.0 * vectors * norm.count);
-}
-
-void CudaDevice::NormBackward(const NormOperands& norm, ConstTensor dy, Tensor dx, bool add,
-                              NormStatistics* statistics, int64_t vectors) {
-  static_assert(sizeof(NormStatistics) == sizeof(DenseStatistics));
-  NormDesc desc = NormDescOf(norm, vectors);
-  desc.dy = TensorOf(dy);
-  desc.out = TensorOf(dx);
-  desc.statistics = reinterpret_cast<DenseStatistics*>(statistics);
-  desc.is_backward = 1;
-  desc.add = add;
-  queue_.Add(KernelKind::kDenseNorm, desc, DivideUp(vectors, kNormVectorsOfBlock),
-             16.0 * vectors * norm.count);
-}
-
-void CudaDevice::AddNormGradients(const NormOperands& norm, const NormGradients& gradients) {
-  const NormDesc of = NormDescOf(norm, gradients.vectors);
-  AddSums({.in = TensorOf(gradients.dy),
-           .operand = TensorOf(gradients.dy).element,
-           .columns = of.count,
-           .rows = gradients.vectors,
-           .block_rows = kGradientBlockRows * gradients.per_row,
-           .sums = gradients.d_bias,
-           .weight_sums = gradients.d_weight,
-           .x = of.x,
-           .statistics = reinterpret_cast<const DenseStatistics*>(gradients.statistics),
-           .round_element = of.round_element},
-          8.0 * gradients.vectors * of.count);
-}
-
-void CudaDevice::Turn(const Rotary& rotary, TurnDirection direction, const RotaryHeads& heads) {
-  const auto count = static_cast<int64_t>(rotary.inverse_frequency.size());
-  const int64_t row_numbers = heads.head_count * heads.dim;
-  for (int64_t first = 0; first < heads.rows; first += kTurnedRows) {
-    const int64_t rows = std::min(kTurnedRows, heads.rows - first);
-    // Frequencies, then positions.
-    std::vector<std::byte> constants((count + rows) * 4);
-    std::memcpy(constants.data(), rotary.inverse_frequency.data(), count * 4);
-    std::memcpy(constants.data() + count * 4, heads.positions->data() + first, rows * 4);
-    const auto* at = static_cast<const float*>(
-        queue_.Constants(constants.data(), static_cast<int64_t>(constants.size())));
-    const RotaryDesc desc = {.heads = Behind(TensorOf(heads.heads), first * row_numbers),
-                             .positions = reinterpret_cast<const uint32_t*>(at + count),
-                             .frequency = at,
-                             .rows = rows,
-                             .head_count = static_cast<int32_t>(heads.head_count),
-                             .dim = static_cast<int32_t>(heads.dim),
-                             .count = static_cast<int32_t>(count),
-                             .is_interleaved = rotary.interleaved,
-                             .is_backward = direction == TurnDirection::kBackward,
-                             .factor = rotary.attention_factor};
-    queue_.Add(KernelKind::kDenseRotary, desc, DivideUp(rows * count, kRotaryThreads),
-               8.0 * rows * row_numbers);
-  }
-}
-
-// ---- Numbers.
-
-// In launches of at most kMostNumbers numbers: rows of one launch, or of one long row a part.
-void CudaDevice::AddNumbers(NumbersDesc desc) {
-  const auto cut = [&](int64_t rows, int64_t columns, int64_t a_next, int64_t out_next) {
-    NumbersDesc part = desc;
-    part.rows = rows;
-    part.columns = columns;
-    queue_.Add(KernelKind::kDenseNumbers, part,
-               DivideUp(rows * NumbersGroupsOfRow(part), kNumbersThreads),
-               8.0 * static_cast<double>(rows * columns));
-    desc.a = Behind(desc.a, a_next);
-    desc.b = Behind(desc.b, a_next);
-    desc.out = Behind(desc.out, out_next);
-    desc.first_row += static_cast<uint32_t>(rows);
-  };
-  if (desc.rows == 1) {
-    for (int64_t left = desc.columns; left > 0; left -= kMostNumbers) {
-      const int64_t columns = std::min(left, kMostNumbers);
-      cut(1, columns, columns, columns);
-    }
-    return;
-  }
-  const int64_t most = std::max<int64_t>(1, kMostNumbers / std::max<int64_t>(desc.columns, 1));
-  for (int64_t left = desc.rows; left > 0; left -= most) {
-    const int64_t rows = std::min(left, most);
-    cut(rows, desc.columns, rows * desc.a_stride, rows * desc.out_stride);
-  }
-}
-
-void CudaDevice::ApplyCurve(Curve curve, ConstTensor x, Tensor y, int64_t count) {
-  NumbersDesc desc = NumbersOf(kNumbersCurve, x, y, count);
-  desc.curve = static_cast<int32_t>(curve);
-  AddNumbers(desc);
-}
-
-void CudaDevice::ApplyCurveSlope(Curve curve, ConstTensor x, ConstTensor dy, Tensor dx, bool add,
-                                 int64_t count) {
-  NumbersDesc desc = NumbersOf(kNumbersSlope, x, dx, count);
-  desc.b = TensorOf(dy);
-  desc.curve = static_cast<int32_t>(curve);
-  desc.add = add;
-  AddNumbers(desc);
-}
-
-void CudaDevice::Combine(Combination kind, ConstTensor a, float scale, ConstTensor b, Tensor out,
-                         bool add, int64_t count) {
-  const NumbersOp op = kind == Combination::kScaled ? kNumbersScaled
-                       : kind == Combination::kSum  ? kNumbersSum
-                                                    : kNumbersProduct;
-  NumbersDesc desc = NumbersOf(op, a, out, count);
-  desc.b = TensorOf(b);
-  desc.scale = scale;
-  desc.add = add;
-  AddNumbers(desc);
-}
-
-void CudaDevice::Drop(const DropoutRule& rule, ConstTensor in, Tensor out, bool add, int64_t rows,
-                      int64_t columns) {
-  const DropoutStream stream = MakeDropoutStream(rule.seed, rule.offset, 0);
-  NumbersDesc desc = NumbersOf(kNumbersDrop, in, out, columns);
-  desc.rows = rows;
-  desc.a_stride = desc.out_stride = columns;
-  desc.add = add;
-  desc.scale = rule.threshold == 0 ? 1 : DropoutScale(rule.threshold);
-  desc.key_lo = stream.key_lo;
-  desc.key_hi = stream.key_hi;
-  desc.offset_lo = stream.offset_lo;
-  desc.first_row = static_cast<uint32_t>(rule.first_row);
-  desc.threshold = rule.threshold;
-  AddNumbers(desc);
-}
-
-void CudaDevice::CopyColumns(ConstTensor in, const ColumnRange& from, Tensor out,
-                             const ColumnRange& to, bool add, int64_t rows, int64_t count) {
-  NumbersDesc desc = NumbersOf(kNumbersCopy, in, out, count);
-  desc.a = Behind(desc.a, from.first);
-  desc.out = Behind(desc.out, to.first);
-  desc.rows = rows;
-  desc.a_stride = from.stride;
-  desc.out_stride = to.stride;
-  desc.add = add;
-  AddNumbers(desc);
 }
 
 // ---- Attention.

@@ -10,11 +10,15 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <stop_token>
+#include <utility>
+#include <vector>
 
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/dense/dense_params.h"
 #include "kernels/device.h"
+#include "kernels/layers/cuda/joined_chain.h"
 #include "kernels/layers/cuda/launch_queue.h"
 #include "kernels/layers/executor/module_device.h"
 
@@ -35,6 +39,9 @@ class CudaDevice final : public ModuleDevice {
   void SetZero(void* to, int64_t bytes) override;
   void Copy(const void* from, void* to, int64_t bytes) override;
   absl::Status Finish() override { return queue_.Flush(); }
+  TransferSeconds transfers() const override {
+    return {queue_.times().upload, queue_.times().download};
+  }
 
   void Pack(const WeightMatrix& matrix) override;
   void Multiply(const WeightProduct& product) override;
@@ -57,6 +64,9 @@ class CudaDevice final : public ModuleDevice {
   void CopyColumns(ConstTensor in, const ColumnRange& from, Tensor out, const ColumnRange& to,
                    bool add, int64_t rows, int64_t count) override;
 
+  void BeginSegment(absl::Span<const void* const> unread) override;
+  void EndSegment() override;
+
   absl::Status Supports(const Problem& problem, Direction direction) const override {
     return engine_.SupportsInPlace(problem, direction);
   }
@@ -71,6 +81,8 @@ class CudaDevice final : public ModuleDevice {
   absl::Status RunAttention(const Call& call, const cuda::DevicePart& arena);
   absl::Status QueueAttention(cuda::InPlaceCall& call, const std::stop_token& stop);
   void AddNumbers(NumbersDesc desc);
+  void AddNorm(const NormDesc& desc);
+  void AddJoined(const JoinedChain& joined);
   void AddProduct(PlainProductDesc desc, ElementType operand);
   LayerKernel KernelOf(const PlainProductDesc& desc, ElementType operand) const;
   TensorMap MapOfOperand(const void* data, int64_t stride, bool by_depth, int32_t size,
@@ -84,6 +96,13 @@ class CudaDevice final : public ModuleDevice {
   std::shared_ptr<void> held_;  // what hold_ gave, for as long as the memory is there
   std::unique_ptr<cuda::DeviceMemory> memory_;
   LaunchQueue queue_;
+  // Launches between BeginSegment and EndSegment.
+  struct OpenSegment {
+    std::vector<const void*> unread;
+    std::vector<ChainLink> links;
+    std::vector<std::pair<ColumnSumsDesc, double>> sums;
+  };
+  std::optional<OpenSegment> segment_;
 };
 
 }  // namespace attnd

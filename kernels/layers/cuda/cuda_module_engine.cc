@@ -26,8 +26,8 @@ Problem ProblemOfOp(const AttentionOp& op, ElementType element) {
 
 class CudaModuleEngine : public ModuleEngine {
  public:
-  CudaModuleEngine(cuda::CudaBackend& attention, HoldDeviceMemory hold)
-      : attention_(attention), hold_(std::move(hold)) {}
+  CudaModuleEngine(cuda::CudaBackend& attention, HoldDeviceMemory hold, CutBlocks cut)
+      : attention_(attention), hold_(std::move(hold)), cut_(std::move(cut)) {}
 
   std::string Name() const override { return "cuda"; }
 
@@ -56,26 +56,36 @@ class CudaModuleEngine : public ModuleEngine {
   absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
       std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
       const EnginePlan& plan) override {
+    const std::vector<BlockEnds> segments = cut_(module->graph, limits);
     return ExecutorInstance::Make(std::move(module), limits, plan,
-                                  std::make_unique<CudaDevice>(attention_, hold_));
+                                  std::make_unique<CudaDevice>(attention_, hold_), segments);
   }
 
  private:
   cuda::CudaBackend& attention_;
   const HoldDeviceMemory hold_;
+  const CutBlocks cut_;
 };
 
 }  // namespace
 
-std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,
-                                                   HoldDeviceMemory hold) {
-  return std::make_unique<CudaModuleEngine>(attention, std::move(hold));
+CutBlocks CutsOnGpu(Fusion fusion, const BackendInfo& gpu) {
+  return [fusion, rates = GpuOfArchitecture(gpu.architecture)](const ModuleGraph& graph,
+                                                               const ModuleLimits& limits) {
+    return CutsOf(fusion, graph, {limits.max_rows, limits.max_memory_rows}, rates);
+  };
 }
 
-Device GpuDeviceOf(std::unique_ptr<cuda::CudaBackend> attention) {
+std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,
+                                                   HoldDeviceMemory hold, CutBlocks cut) {
+  if (cut == nullptr) cut = CutsOnGpu(Fusion::kBound, attention.info());
+  return std::make_unique<CudaModuleEngine>(attention, std::move(hold), std::move(cut));
+}
+
+Device GpuDeviceOf(std::unique_ptr<cuda::CudaBackend> attention, Fusion fusion) {
   cuda::CudaBackend& engine = *attention;
-  return {std::move(attention), [&engine](HoldDeviceMemory hold) {
-            return MakeCudaModuleEngine(engine, std::move(hold));
+  return {std::move(attention), [&engine, fusion](HoldDeviceMemory hold) {
+            return MakeCudaModuleEngine(engine, std::move(hold), CutsOnGpu(fusion, engine.info()));
           }};
 }
 

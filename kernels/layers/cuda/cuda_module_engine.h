@@ -7,19 +7,28 @@
 //          architecture.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/device.h"
 #include "modules/module_engine.h"
+#include "modules/segments/scheme.h"
 
 namespace attnd {
 
-// The attention engine outlives this one. `hold` may be null.
+// Cuts each block of a module.
+using CutBlocks = std::function<std::vector<BlockEnds>(const ModuleGraph&, const ModuleLimits&)>;
+CutBlocks CutsOnGpu(Fusion fusion, const BackendInfo& gpu);
+
+// The attention engine outlives this one. `hold` may be null; `cut` null: by bounds.
 std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,
-                                                   HoldDeviceMemory hold = nullptr);
+                                                   HoldDeviceMemory hold = nullptr,
+                                                   CutBlocks cut = nullptr);
 
 // Both engines of one GPU.
-Device GpuDeviceOf(std::unique_ptr<cuda::CudaBackend> attention);
+Device GpuDeviceOf(std::unique_ptr<cuda::CudaBackend> attention, Fusion fusion = Fusion::kBound);
 
 }  // namespace attnd

@@ -1,4 +1,7 @@
-// How often a call of a module waits for its GPU: a launch of the device is one wait.
+// How often a call of a module waits for its GPU: a launch of the device is one wait. And how many
+// kernels it runs.
+#include <functional>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -12,11 +15,42 @@
 namespace attnd {
 namespace {
 
-// Another device that counts launches.
+struct Counts {
+  int launches = 0;
+  std::map<KernelKind, int> kernels;
+};
+
+class CountedLaunch final : public cuda::DeviceLaunch {
+ public:
+  CountedLaunch(std::unique_ptr<cuda::DeviceLaunch> launch, Counts& counts)
+      : launch_(std::move(launch)), counts_(counts) {}
+  uint64_t arena() const override { return launch_->arena(); }
+  void Use(const cuda::DeviceMemory& memory, absl::Span<const cuda::Region> regions) override {
+    launch_->Use(memory, regions);
+  }
+  absl::Status Upload(const cuda::HostCopy& copy) override { return launch_->Upload(copy); }
+  absl::Status UploadCopy(uint64_t to, const void* from, int64_t bytes) override {
+    return launch_->UploadCopy(to, from, bytes);
+  }
+  absl::Status SetZero(uint64_t at, int64_t bytes) override { return launch_->SetZero(at, bytes); }
+  absl::StatusOr<bool> Run(absl::Span<const cuda::KernelStep> steps,
+                           const std::function<bool()>& wanted) override {
+    for (const cuda::KernelStep& step : steps) ++counts_.kernels[step.row.kind];
+    return launch_->Run(steps, wanted);
+  }
+  absl::Status Download(const cuda::HostCopy& copy) override { return launch_->Download(copy); }
+  absl::StatusOr<cuda::DeviceTimes> Finish() override { return launch_->Finish(); }
+
+ private:
+  const std::unique_ptr<cuda::DeviceLaunch> launch_;
+  Counts& counts_;
+};
+
+// Another device that counts launches and their kernels.
 class CountedDevice final : public cuda::KernelDevice {
  public:
-  CountedDevice(std::unique_ptr<cuda::KernelDevice> device, int& launches)
-      : device_(std::move(device)), launches_(launches) {}
+  CountedDevice(std::unique_ptr<cuda::KernelDevice> device, Counts& counts)
+      : device_(std::move(device)), counts_(counts) {}
 
   const BackendInfo& info() const override { return device_->info(); }
   int multiprocessors() const override { return device_->multiprocessors(); }
@@ -27,59 +61,121 @@ class CountedDevice final : public cuda::KernelDevice {
   absl::Status Check(const KernelRow& row) const override { return device_->Check(row); }
   absl::StatusOr<std::unique_ptr<cuda::DeviceLaunch>> Begin(
       int64_t bytes, absl::Span<const cuda::Region> regions) override {
-    ++launches_;
-    return device_->Begin(bytes, regions);
+    return Counted(device_->Begin(bytes, regions));
   }
   absl::StatusOr<std::unique_ptr<cuda::DeviceLaunch>> BeginIn(
       const cuda::DevicePart& arena, absl::Span<const cuda::Region> regions) override {
-    ++launches_;
-    return device_->BeginIn(arena, regions);
+    return Counted(device_->BeginIn(arena, regions));
   }
   std::unique_ptr<cuda::DeviceMemory> Hold(int64_t bytes) override { return device_->Hold(bytes); }
   int64_t mask_bytes() const override { return device_->mask_bytes(); }
   double max_slice_seconds() const override { return device_->max_slice_seconds(); }
 
  private:
+  absl::StatusOr<std::unique_ptr<cuda::DeviceLaunch>> Counted(
+      absl::StatusOr<std::unique_ptr<cuda::DeviceLaunch>> launch) {
+    ++counts_.launches;
+    if (!launch.ok()) return launch;
+    return std::make_unique<CountedLaunch>(*std::move(launch), counts_);
+  }
+
   const std::unique_ptr<cuda::KernelDevice> device_;
-  int& launches_;
+  Counts& counts_;
 };
 
-std::shared_ptr<const ModuleDescription> TwoLayers() {
-  const LayerSizes sizes{.layers = 2, .element = ElementType::kFloat16};
-  OptimizerSpec adamw{.kind = OptimizerKind::kAdamW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8};
-  return std::make_shared<ModuleDescription>(Value(ModuleGraph::Make(BertLayers(sizes))),
-                                             std::move(adamw));
-}
+// A module, and calls of it that say what they took.
+class CountedModule {
+ public:
+  CountedModule(ModuleLayout layout, Fusion fusion)
+      : backend_(std::make_unique<CountedDevice>(
+            cuda::MakeEmulatedDevice({.architecture = Architecture::kSm80}), counts_)),
+        engine_(MakeCudaModuleEngine(backend_, nullptr, CutsOnGpu(fusion, backend_.info()))) {
+    OptimizerSpec adamw{
+        .kind = OptimizerKind::kAdamW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8};
+    module_ = std::make_shared<ModuleDescription>(Value(ModuleGraph::Make(std::move(layout))),
+                                                  std::move(adamw));
+    const ModuleLimits limits{.max_rows = rows_.rows(), .kept_rows = rows_.rows()};
+    instance_ =
+        Value(engine_->Make(module_, limits, Value(engine_->Plan(*module_, limits, 1 << 30))));
+    x_.resize(static_cast<size_t>(rows_.rows() * module_->graph.layout().width * 2));
+    y_ = x_;
+  }
+  Counts Forward() {
+    return CountsOf([&] {
+      kept_ = Value(
+          instance_->Forward({.rows = &rows_, .x = x_, .keep = true, .y = absl::MakeSpan(y_)}));
+    });
+  }
+  Counts Backward() {
+    return CountsOf([&] {
+      CheckOk(instance_->Backward({.activation = kept_, .dy = x_, .dx = absl::MakeSpan(y_)}));
+    });
+  }
+  Counts Step() {
+    const GroupRates rates[] = {{.learning_rate = 1e-3}};
+    return CountsOf([&] { Value(instance_->Step({.groups = rates})); });
+  }
+
+ private:
+  template <class Call>
+  Counts CountsOf(const Call& call) {
+    counts_ = {};
+    call();
+    return counts_;
+  }
+
+  const CallRows rows_{.batch = 2, .length = 5};
+  Counts counts_;
+  cuda::CudaBackend backend_;
+  std::unique_ptr<ModuleEngine> engine_;
+  std::shared_ptr<const ModuleDescription> module_;
+  std::unique_ptr<ModuleInstance> instance_;
+  Bytes x_, y_;
+  ActivationId kept_ = 0;
+};
 
 TEST(ModuleLaunches, AreOneACallWhateverLayersItHas) {
-  int launches = 0;
-  cuda::CudaBackend backend(std::make_unique<CountedDevice>(
-      cuda::MakeEmulatedDevice({.architecture = Architecture::kSm80}), launches));
-  const std::unique_ptr<ModuleEngine> engine = MakeCudaModuleEngine(backend);
-  const auto module = TwoLayers();
-  const CallRows rows{.batch = 2, .length = 5};
-  const ModuleLimits limits{.max_rows = rows.rows(), .kept_rows = rows.rows()};
-  const EnginePlan plan = Value(engine->Plan(*module, limits, int64_t{1} << 30));
-  const std::unique_ptr<ModuleInstance> instance = Value(engine->Make(module, limits, plan));
-  Bytes x(static_cast<size_t>(rows.rows() * module->graph.layout().width * 2)), y = x;
-  const auto launches_of = [&launches](const auto& call) {
-    launches = 0;
-    call();
-    return launches;
-  };
-  ActivationId kept = 0;
-  EXPECT_EQ(launches_of([&] {
-              kept = Value(
-                  instance->Forward({.rows = &rows, .x = x, .keep = true, .y = absl::MakeSpan(y)}));
-            }),
-            1);
-  EXPECT_EQ(launches_of([&] {
-              CheckOk(instance->Backward({.activation = kept, .dy = x, .dx = absl::MakeSpan(y)}));
-            }),
-            1);
+  CountedModule module(BertLayers({.layers = 2, .element = ElementType::kFloat16}), Fusion::kBound);
+  EXPECT_EQ(module.Forward().launches, 1);
+  EXPECT_EQ(module.Backward().launches, 1);
   // The norm of the gradients, then what follows from it.
-  const GroupRates rates[] = {{.learning_rate = 1e-3}};
-  EXPECT_EQ(launches_of([&] { Value(instance->Step({.groups = rates})); }), 2);
+  EXPECT_EQ(module.Step().launches, 2);
+}
+
+// Kernels of single numbers, of chains of them, of norms, and of sums over columns.
+std::vector<int> PointwiseOf(Counts counts) {
+  std::vector<int> kernels;
+  for (KernelKind kind : {KernelKind::kDenseNumbers, KernelKind::kDenseChain,
+                          KernelKind::kDenseNorm, KernelKind::kDenseColumnSums}) {
+    kernels.push_back(counts.kernels[kind]);
+  }
+  return kernels;
+}
+
+TEST(ModuleLaunches, OfSegmentsAreOneKernel) {
+  const LayerSizes sizes{.dropout = 26, .element = ElementType::kFloat16};
+  using Kernels = std::vector<int>;
+  {
+    CountedModule off(BertLayers(sizes), Fusion::kOff);
+    CountedModule bound(BertLayers(sizes), Fusion::kBound);
+    // Twice dropout and a sum; gelu.
+    EXPECT_EQ(PointwiseOf(off.Forward()), (Kernels{5, 0, 2, 0}));
+    EXPECT_EQ(PointwiseOf(bound.Forward()), (Kernels{1, 0, 2, 0}));
+    // Twice a residual's gradient and dropout beside a norm's.
+    const Kernels single = PointwiseOf(off.Backward()), joined = PointwiseOf(bound.Backward());
+    EXPECT_EQ(joined, (Kernels{single[0] - 4, 0, 2, 8}));
+  }
+  {
+    CountedModule off(LlamaLayers(sizes), Fusion::kOff);
+    CountedModule bound(LlamaLayers(sizes), Fusion::kBound);
+    // Two sums, silu and a product; norms of x, of what the first sum gives, and of heads.
+    const Kernels single = PointwiseOf(off.Forward()), joined = PointwiseOf(bound.Forward());
+    EXPECT_EQ(joined, (Kernels{single[0] - 3, 1, single[2], 0}));  // the last sum is alone
+    // The product's two gradients and silu's; a residual's beside the second norm's.
+    const Kernels single_back = PointwiseOf(off.Backward());
+    const Kernels joined_back = PointwiseOf(bound.Backward());
+    EXPECT_EQ(joined_back, (Kernels{single_back[0] - 4, 1, single_back[2], single_back[3]}));
+  }
 }
 
 }  // namespace

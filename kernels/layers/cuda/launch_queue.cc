@@ -116,7 +116,12 @@ absl::Status LaunchQueue::SendAll(absl::Span<const cuda::HostCopy> downloads) {
   if (!status_.ok()) return status_;
   if (!downloads.empty()) RETURN_IF_ERROR(Begin());
   for (const cuda::HostCopy& copy : downloads) RETURN_IF_ERROR(launch_->Download(copy));
-  return launch_ == nullptr ? absl::OkStatus() : launch_->Finish().status();
+  if (launch_ == nullptr) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const cuda::DeviceTimes took, launch_->Finish());
+  times_.upload += took.upload;
+  times_.kernel += took.kernel;
+  times_.download += took.download;
+  return absl::OkStatus();
 }
 
 absl::Status LaunchQueue::FlushAnd(absl::Span<const cuda::HostCopy> downloads) {

@@ -70,6 +70,8 @@ class LaunchQueue {
   absl::Status FlushAnd(absl::Span<const cuda::HostCopy> downloads);
   // After what is queued; the host's bytes stay as they are until the next Flush.
   absl::Status Upload(const cuda::HostCopy& copy);
+  // Seconds of all launches so far, as the GPU's own events measure them.
+  const cuda::DeviceTimes& times() const { return times_; }
 
  private:
   const KernelRow* RowOf(const LayerKernel& kernel) const;
@@ -93,6 +95,7 @@ class LaunchQueue {
   std::vector<cuda::KernelStep> slice_;
   double slice_seconds_ = 0;
   absl::Status status_;  // of a launch within Add, of MapOf
+  cuda::DeviceTimes times_;
 };
 
 }  // namespace attnd

@@ -2,8 +2,10 @@
 // stacks in the engine, without a daemon, from and to page-locked memory as there: medians in ms,
 // and hashes of y, dx and a weight. With TRACE also where one forward and one backward spend their
 // time, kernel by kernel, and FILE.json of both for Perfetto (a kernel's time reaches to the next
-// one's begin, so gaps count with the kernel before them).
-// Usage: layers_benchmark [float16|bfloat16] [DROPOUT/256] [FILE prefix of traces]
+// one's begin, so gaps count with the kernel before them). Each stack runs op by op and in segments
+// by their bounds, in turns, and the hashes of both are compared.
+// Usage: layers_benchmark [--fusion=off|bound|both] [float16|bfloat16] [DROPOUT/256]
+//            [FILE prefix of traces]
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -15,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "kernels/cuda/device/driver_device.h"
@@ -151,21 +154,25 @@ class Case {
     }
   }
 
-  void Run(const char* name, Timeline& timeline, const std::string& trace) {
+  struct Figures {
     std::vector<double> ms[3];
     std::array<uint32_t, 3> hashes = {};
-    for (int round = 0; round < kWarmRounds + kRounds; ++round) {
-      const std::array<double, 3> times = RunOnce(nullptr, name, trace);
-      if (round == 0) hashes = {HashOf(y_), HashOf(dx_), HashOf(FirstWeight())};
-      for (int n = 0; n < 3 && round >= kWarmRounds; ++n) ms[n].push_back(times[n]);
-    }
-    for (std::vector<double>& of : ms) std::sort(of.begin(), of.end());
-    std::printf("%-10s %3ld x %5ld  forward %8.3f  backward %8.3f  step %7.3f", name,
-                static_cast<long>(rows_.batch), static_cast<long>(rows_.length),
-                ms[0][kRounds / 2], ms[1][kRounds / 2], ms[2][kRounds / 2]);
-    std::printf("  bits %08x %08x %08x\n", hashes[0], hashes[1], hashes[2]);
-    if (!trace.empty()) RunOnce(&timeline, name, trace);
+  };
+  void RunRound(int round, Figures& figures) {
+    const std::array<double, 3> times = RunOnce(nullptr, "", "");
+    if (round == 0) figures.hashes = {HashOf(y_), HashOf(dx_), HashOf(FirstWeight())};
+    for (int n = 0; n < 3 && round >= kWarmRounds; ++n) figures.ms[n].push_back(times[n]);
+  }
+  void Print(const char* name, const char* fusion, Figures figures) const {
+    for (std::vector<double>& of : figures.ms) std::sort(of.begin(), of.end());
+    std::printf("%-10s %3ld x %5ld  %-5s  forward %8.3f  backward %8.3f  step %7.3f", name,
+                static_cast<long>(rows_.batch), static_cast<long>(rows_.length), fusion,
+                figures.ms[0][kRounds / 2], figures.ms[1][kRounds / 2], figures.ms[2][kRounds / 2]);
+    std::printf("  bits %08x %08x %08x\n", figures.hashes[0], figures.hashes[1], figures.hashes[2]);
     std::fflush(stdout);
+  }
+  void Trace(const std::string& name, Timeline& timeline, const std::string& trace) {
+    RunOnce(&timeline, name, trace);
   }
 
  private:
@@ -217,7 +224,39 @@ class Case {
   std::vector<std::byte> x_, dy_, y_, dx_;
 };
 
+// One stack, cut in each of these ways, in turns.
+void RunModel(cuda::CudaBackend& backend, const Model& model, absl::Span<const Fusion> fusions,
+              Timeline& timeline, const std::string& trace) {
+  std::vector<std::unique_ptr<ModuleEngine>> engines;
+  std::vector<std::unique_ptr<Case>> cases;
+  for (const Fusion fusion : fusions) {
+    engines.push_back(MakeCudaModuleEngine(backend, nullptr, CutsOnGpu(fusion, backend.info())));
+    cases.push_back(std::make_unique<Case>(backend, *engines.back(), model.layers(model.sizes),
+                                           model.batch, model.length));
+  }
+  std::vector<Case::Figures> figures(cases.size());
+  for (int round = 0; round < kWarmRounds + kRounds; ++round) {
+    for (size_t n = 0; n < cases.size(); ++n) cases[n]->RunRound(round, figures[n]);
+  }
+  for (size_t n = 0; n < cases.size(); ++n) {
+    const char* fusion = fusions[n] == Fusion::kOff ? "off" : "bound";
+    cases[n]->Print(model.name, fusion, figures[n]);
+    if (!trace.empty()) {
+      cases[n]->Trace(std::string(model.name) + "_" + fusion, timeline, trace);
+    }
+    CHECK(figures[n].hashes == figures[0].hashes) << model.name << ": other bits";
+  }
+}
+
 int Main(int argc, char** argv) {
+  std::vector<Fusion> fusions = {Fusion::kOff, Fusion::kBound};
+  if (argc > 1 && absl::StartsWith(argv[1], "--fusion=")) {
+    const std::string of = std::string(argv[1]).substr(9);
+    CHECK(of == "off" || of == "bound" || of == "both") << of;
+    if (of == "off") fusions = {Fusion::kOff};
+    if (of == "bound") fusions = {Fusion::kBound};
+    --argc, ++argv;
+  }
   const bool is_bfloat = argc > 1 && std::string(argv[1]) == "bfloat16";
   const auto dropout = static_cast<uint32_t>(argc > 2 ? std::atoi(argv[2]) : 0);
   const std::string trace = argc > 3 ? argv[3] : "";
@@ -228,7 +267,6 @@ int Main(int argc, char** argv) {
       }});
   CHECK(gpu.ok()) << gpu.status();
   cuda::CudaBackend backend(*std::move(gpu));
-  const std::unique_ptr<ModuleEngine> engine = MakeCudaModuleEngine(backend);
   const auto sizes = [&](int64_t layers, int64_t width, int64_t heads, int64_t kv_heads,
                          int64_t inner) {
     return LayerSizes{.width = width,
@@ -247,8 +285,7 @@ int Main(int argc, char** argv) {
   std::printf("%s, %s, dropout %u/256, ms\n", backend.info().device.c_str(),
               is_bfloat ? "bfloat16" : "float16", dropout);
   for (const Model& model : models) {
-    Case(backend, *engine, model.layers(model.sizes), model.batch, model.length)
-        .Run(model.name, timeline, trace);
+    RunModel(backend, model, fusions, timeline, trace);
   }
   return 0;
 }

@@ -19,6 +19,26 @@ absl::Status Stopped(const std::stop_token& stop) {
   return stop.stop_requested() ? absl::CancelledError("stopped") : absl::OkStatus();
 }
 
+// Adds what a device's transfers take while it lives.
+class TransferCount {
+ public:
+  TransferCount(const ModuleDevice& device, TransferSeconds* sum)
+      : device_(device), sum_(sum), before_(device.transfers()) {}
+  ~TransferCount() {
+    if (sum_ == nullptr) return;
+    const TransferSeconds now = device_.transfers();
+    sum_->upload += now.upload - before_.upload;
+    sum_->download += now.download - before_.download;
+  }
+  TransferCount(const TransferCount&) = delete;
+  TransferCount& operator=(const TransferCount&) = delete;
+
+ private:
+  const ModuleDevice& device_;
+  TransferSeconds* const sum_;
+  const TransferSeconds before_;
+};
+
 }  // namespace
 
 absl::StatusOr<EnginePlan> ExecutorInstance::Plan(const ModuleDescription& module,
@@ -39,20 +59,30 @@ absl::StatusOr<EnginePlan> ExecutorInstance::Plan(const ModuleDescription& modul
 
 absl::StatusOr<std::unique_ptr<ModuleInstance>> ExecutorInstance::Make(
     std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
-    const EnginePlan& plan, std::unique_ptr<ModuleDevice> device) {
+    const EnginePlan& plan, std::unique_ptr<ModuleDevice> device,
+    const std::vector<BlockEnds>& segments) {
+  const ModuleGraph& graph = module->graph;
+  std::vector<BlockPlan> blocks;
+  for (size_t block = 0; block < graph.layout().blocks.size(); ++block) {
+    const BlockEnds ends = segments.empty() ? SingleOps(graph, block) : segments.at(block);
+    blocks.push_back({.order = OrderOf(graph, block)});
+    ASSIGN_OR_RETURN(blocks.back().scheme, SchemeOf(graph, block, ends));
+  }
   const InstanceLayout layout(*module, limits, plan.plan, *device);
   ASSIGN_OR_RETURN(std::byte * memory, device->Allocate(layout.bytes));
-  return std::unique_ptr<ModuleInstance>(
-      new ExecutorInstance(std::move(module), limits, plan, std::move(device), layout, memory));
+  return std::unique_ptr<ModuleInstance>(new ExecutorInstance(
+      std::move(module), limits, plan, std::move(device), std::move(blocks), layout, memory));
 }
 
 ExecutorInstance::ExecutorInstance(std::shared_ptr<const ModuleDescription> module,
                                    const ModuleLimits& limits, const EnginePlan& plan,
                                    std::unique_ptr<ModuleDevice> device,
-                                   const InstanceLayout& layout, std::byte* memory)
+                                   std::vector<BlockPlan> blocks, const InstanceLayout& layout,
+                                   std::byte* memory)
     : module_(std::move(module)),
       limits_(limits),
       plan_(plan),
+      blocks_(std::move(blocks)),
       layout_(layout),
       device_(std::move(device)),
       tensors_(*module_, layout_, memory, *device_) {
@@ -194,9 +224,9 @@ absl::Status ExecutorInstance::ForwardLayer(int64_t layer, const InstanceCall& c
   const Tensor last = values.values.back();  // null unless backward reads it
   values.values.back() = output;
   const LayerRun run(tensors_, call, layer, places, values);
-  for (int64_t op = 0; op < ops; ++op) {
+  for (const OpSegment& segment : blocks_[block].scheme.forward) {
     RETURN_IF_ERROR(BeforeOp(call));
-    RETURN_IF_ERROR(run.Forward(op));
+    RETURN_IF_ERROR(run.Forward(segment, blocks_[block].order, kept != nullptr));
   }
   if (last.data != nullptr) {
     device_->Copy(values.values.back().data, last.data,
@@ -216,6 +246,11 @@ absl::Status ExecutorInstance::BringMemory(const ModuleForwardCall& call, const 
 }
 
 absl::StatusOr<ActivationId> ExecutorInstance::Forward(const ModuleForwardCall& call) {
+  const TransferCount count(*device_, call.transfers);
+  return ForwardLayers(call);
+}
+
+absl::StatusOr<ActivationId> ExecutorInstance::ForwardLayers(const ModuleForwardCall& call) {
   CheckSizes(*module_, call);
   CHECK(call.rows->rows() <= limits_.max_rows);
   CHECK(call.memory.empty() || call.rows->memory_rows() <= limits_.max_memory_rows);
@@ -280,6 +315,18 @@ LayerValues ExecutorInstance::KeptValuesOf(int64_t layer, const Kept& kept) cons
 // Returns the gradient of the input of `layer`; with Layers() of the last one's output.
 Tensor ExecutorInstance::GradientBoundary(int64_t layer) const { return InputOf(layer, nullptr); }
 
+// The segment, or those of its ops whose values are wanted again.
+absl::Status ExecutorInstance::ForwardAgain(const OpSegment& segment, const OpOrder& order,
+                                            const std::vector<bool>& again, const LayerRun& run) {
+  const auto begin = order.ops.begin() + segment.first, end = order.ops.begin() + segment.end;
+  const auto is_wanted = [&again](int64_t op) { return again[op + kFirstOpValue]; };
+  if (std::all_of(begin, end, is_wanted)) return run.Forward(segment, order, /*is_kept=*/true);
+  for (auto op = begin; op != end; ++op) {
+    if (is_wanted(*op)) RETURN_IF_ERROR(run.Forward(*op));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bool adds,
                                              bool& memory_is_set) {
   const ModuleGraph& graph = module_->graph;
@@ -313,19 +360,21 @@ absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bo
   gradients.is_set.back() = true;
   gradients.is_set[kMemoryValue] = memory_is_set;
   const LayerRun run(tensors_, kept.call, layer, places, values);
-  for (int64_t op = 0; op < ops; ++op) {
+  const auto& [order, scheme] = blocks_[block];
+  for (const OpSegment& segment : scheme.forward) {
     RETURN_IF_ERROR(BeforeOp(kept.call));
-    if (again[op + kFirstOpValue]) RETURN_IF_ERROR(run.Forward(op));
+    RETURN_IF_ERROR(ForwardAgain(segment, order, again, run));
   }
-  for (int64_t op = ops - 1; op >= 0; --op) {
+  for (auto segment = scheme.backward.rbegin(); segment != scheme.backward.rend(); ++segment) {
     RETURN_IF_ERROR(BeforeOp(kept.call));
-    RETURN_IF_ERROR(run.Backward(op, adds, gradients));
+    RETURN_IF_ERROR(run.Backward(*segment, order, adds, gradients));
   }
   memory_is_set = gradients.is_set[kMemoryValue];
   return absl::OkStatus();
 }
 
 absl::Status ExecutorInstance::Backward(const ModuleBackwardCall& call) {
+  const TransferCount count(*device_, call.transfers);
   const absl::Status status = BackwardLayers(call);
   if (!status.ok()) device_->Finish().IgnoreError();  // the device may still read dy
   return status;

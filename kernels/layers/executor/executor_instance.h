@@ -13,6 +13,7 @@
 #include "kernels/layers/executor/layer_run.h"
 #include "kernels/layers/executor/module_device.h"
 #include "modules/module_engine.h"
+#include "modules/segments/segment.h"
 
 namespace attnd {
 
@@ -22,10 +23,12 @@ class ExecutorInstance : public ModuleInstance {
   static absl::StatusOr<EnginePlan> Plan(const ModuleDescription& module,
                                          const ModuleLimits& limits, int64_t budget,
                                          const ModuleDevice& device);
-  // ModuleEngine's Make, of that plan.
+  // ModuleEngine's Make, of that plan. `segments`: how each block is cut; empty: op by op.
+  // INVALID_ARGUMENT where a cut is not legal.
   static absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
       std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
-      const EnginePlan& plan, std::unique_ptr<ModuleDevice> device);
+      const EnginePlan& plan, std::unique_ptr<ModuleDevice> device,
+      const std::vector<BlockEnds>& segments = {});
 
   const ModuleDescription& description() const override { return *module_; }
   const EnginePlan& plan() const override { return plan_; }
@@ -56,6 +59,10 @@ class ExecutorInstance : public ModuleInstance {
     KeptPlaces places;
     int64_t at = 0;  // in the activations
   };
+  struct BlockPlan {
+    OpOrder order;
+    BlockScheme scheme;
+  };
   // Places of buffers, by block.
   struct Schedules {
     std::vector<BufferPlaces> forward;   // [blocks]
@@ -64,7 +71,7 @@ class ExecutorInstance : public ModuleInstance {
 
   ExecutorInstance(std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
                    const EnginePlan& plan, std::unique_ptr<ModuleDevice> device,
-                   const InstanceLayout& layout, std::byte* memory);
+                   std::vector<BlockPlan> blocks, const InstanceLayout& layout, std::byte* memory);
 
   int64_t Layers() const { return module_->graph.layers(); }
   void* Place(int64_t entry, TensorRole role) const;
@@ -85,13 +92,17 @@ class ExecutorInstance : public ModuleInstance {
   absl::Status ForwardLayer(int64_t layer, const InstanceCall& call, const Kept* kept,
                             Tensor output);
   LayerValues KeptValuesOf(int64_t layer, const Kept& kept) const;
+  absl::StatusOr<ActivationId> ForwardLayers(const ModuleForwardCall& call);
   absl::Status BackwardLayers(const ModuleBackwardCall& call);
+  static absl::Status ForwardAgain(const OpSegment& segment, const OpOrder& order,
+                                   const std::vector<bool>& again, const LayerRun& run);
   absl::Status BackwardLayer(int64_t layer, const Kept& kept, bool adds, bool& memory_is_set);
   Tensor GradientBoundary(int64_t layer) const;
 
   const std::shared_ptr<const ModuleDescription> module_;  // shared with who registered it
   const ModuleLimits limits_;
   const EnginePlan plan_;
+  const std::vector<BlockPlan> blocks_;
   const InstanceLayout layout_;
   const std::unique_ptr<ModuleDevice> device_;
   const InstanceTensors tensors_;

@@ -48,6 +48,43 @@ DropoutRule LayerRun::RuleOf(const DropoutOp& op, int64_t number) const {
           .first_row = call_.rows.first_row};
 }
 
+// ---- Segments.
+
+// `tensors`: by value, where the segment writes.
+template <class RunOps>
+absl::Status LayerRun::InSegment(const OpSegment& segment, const std::vector<int64_t>& unread,
+                                 const std::vector<Tensor>& tensors, const RunOps& run_ops) const {
+  if (segment.of == SegmentTemplate::kOp) return run_ops();
+  std::vector<const void*> data;
+  for (int64_t value : unread) data.push_back(tensors[value].data);
+  module_.device().BeginSegment(data);
+  const absl::Status status = run_ops();
+  module_.device().EndSegment();
+  return status;
+}
+
+absl::Status LayerRun::Forward(const OpSegment& segment, const OpOrder& order, bool is_kept) const {
+  const std::vector<int64_t>& unread = is_kept ? segment.unread : segment.unread_alone;
+  return InSegment(segment, unread, values_.values, [&] {
+    absl::Status status;
+    for (int64_t place = segment.first; place < segment.end && status.ok(); ++place) {
+      status = Forward(order.ops[place]);
+    }
+    return status;
+  });
+}
+
+absl::Status LayerRun::Backward(const OpSegment& segment, const OpOrder& order, bool adds,
+                                LayerGradients& gradients) const {
+  return InSegment(segment, segment.unread, gradients.values, [&] {
+    absl::Status status;
+    for (int64_t place = segment.end - 1; place >= segment.first && status.ok(); --place) {
+      status = Backward(order.ops[place], adds, gradients);
+    }
+    return status;
+  });
+}
+
 // ---- Forward.
 
 struct LayerRun::ForwardOp {

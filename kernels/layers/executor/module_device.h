@@ -24,6 +24,7 @@
 #include "kernels/backend.h"
 #include "kernels/dense/operands.h"
 #include "modules/layout.h"
+#include "modules/module_engine.h"
 #include "modules/optimizer_step.h"
 
 namespace attnd {
@@ -106,6 +107,8 @@ class ModuleDevice {
   virtual void SetZero(void* to, int64_t bytes) = 0;
   virtual void Copy(const void* from, void* to, int64_t bytes) = 0;
   virtual absl::Status Finish() = 0;
+  // Counts all Puts and Gets that have been waited for.
+  virtual TransferSeconds transfers() const { return {}; }
 
   // ---- Products.
   virtual void Pack(const WeightMatrix& matrix) = 0;  // its weight changed
@@ -133,6 +136,12 @@ class ModuleDevice {
   // `count` columns of each row.
   virtual void CopyColumns(ConstTensor in, const ColumnRange& from, Tensor out,
                            const ColumnRange& to, bool add, int64_t rows, int64_t count) = 0;
+
+  // ---- Segments. Vectors' and numbers' operations between the two, and sums of columns, may run
+  // as fewer kernels, of the same bits. What they write at `unread` nothing reads afterwards, so
+  // that it need not be written.
+  virtual void BeginSegment(absl::Span<const void* const> unread) { static_cast<void>(unread); }
+  virtual void EndSegment() {}
 
   // ---- Attention. mask_bits are the host's; the workspace has AttentionBytes of OneSequence.
   virtual absl::Status Supports(const Problem& problem, Direction direction) const = 0;

@@ -44,6 +44,20 @@ class EmulatedMemory final : public DeviceMemory {
   std::vector<std::byte> memory_;
 };
 
+// Adds the seconds for which it lives.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
+  ~Stopwatch() { seconds_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double& seconds_;
+  const Clock::time_point start_ = Clock::now();
+};
+
 // Everything happens at the call.
 class EmulatedLaunch final : public DeviceLaunch {
  public:
@@ -68,6 +82,7 @@ class EmulatedLaunch final : public DeviceLaunch {
     if (used_.insert(memory.address()).second) Register(memory.address(), regions);
   }
   absl::Status Upload(const HostCopy& copy) override {
+    const Stopwatch watch(times_.upload);
     for (int64_t row = 0; row < copy.rows; ++row) {
       std::memcpy(DeviceRow(copy, row), copy.host + row * copy.host_pitch, copy.bytes);
     }
@@ -88,6 +103,7 @@ class EmulatedLaunch final : public DeviceLaunch {
     return true;
   }
   absl::Status Download(const HostCopy& copy) override {
+    const Stopwatch watch(times_.download);
     for (int64_t row = 0; row < copy.rows; ++row) {
       std::memcpy(copy.host + row * copy.host_pitch, DeviceRow(copy, row), copy.bytes);
     }
@@ -121,11 +137,11 @@ class EmulatedLaunch final : public DeviceLaunch {
     launch.shared_bytes = kernel.shared_bytes;
     launch.memory = &global_;
     launch.shared = options_.shared;
-    auto start = std::chrono::steady_clock::now();
-    auto report = emulator::Launch(
-        launch, [&](const emulator::Place& at) { kernel.run(step.params, at, blocks); });
-    times_.kernel +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    auto report = [&] {
+      const Stopwatch watch(times_.kernel);
+      return emulator::Launch(
+          launch, [&](const emulator::Place& at) { kernel.run(step.params, at, blocks); });
+    }();
     if (!report.ok()) {
       return absl::InternalError(absl::StrCat(NameOf(step.row), ": ", report.status().message()));
     }

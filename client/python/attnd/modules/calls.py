@@ -119,7 +119,8 @@ def _decoder(layer: Any, given: Dict[str, Any]) -> StackCall:
     call = _batched(given["tgt"], layer.self_attn.batch_first)
     memory = _batched(given["memory"], layer.self_attn.batch_first)
     if call.nested or memory.nested:
-        raise Unimplemented("tgt, memory: expected tensors that are not nested", field="tgt")
+        raise Unimplemented("tgt, memory: expected tensors that are not nested: pad them (torch.nested.to_padded_tensor) "
+                            "and give the key padding masks", field="tgt")
     if given["memory_mask"] is not None or given["memory_is_causal"]:
         raise Unimplemented("memory_mask: expected None: rows of a memory are hidden by memory_key_padding_mask alone",
                             field="memory_mask")
@@ -129,7 +130,8 @@ def _decoder(layer: Any, given: Dict[str, Any]) -> StackCall:
         seen = seen.reshape(memory.x.shape[:2])
         lengths = seen.sum(-1)
         if not torch.equal(seen, torch.arange(seen.shape[1], device=seen.device) < lengths[:, None]):
-            raise Unimplemented("memory_key_padding_mask: expected padding at the end alone",
+            raise Unimplemented("memory_key_padding_mask: expected padding at the end alone: move each memory's rows to the "
+                                "front",
                                 field="memory_key_padding_mask")
         call = call._replace(memory_lengths=lengths.tolist())
     return _masked(call, given["tgt_mask"], given["tgt_key_padding_mask"], given["tgt_is_causal"])
@@ -170,7 +172,8 @@ def _nested_masked(call: StackCall, mask: Optional[Tensor], padding: Optional[Te
         return call
     if mask is None or mask.dim() != 2 or not torch.equal(_hidden("mask", mask).logical_not(),
                                                           _diagonal(mask.shape[0], None, mask.device)):
-        raise Unimplemented("mask: expected None or a causal one with a nested tensor", field="mask")
+        raise Unimplemented("mask: expected None or a causal one with a nested tensor: to use another, pad it "
+                            "(torch.nested.to_padded_tensor)", field="mask")
     return call._replace(causal=True)
 
 
@@ -179,8 +182,8 @@ def _hidden(name: str, mask: Tensor) -> Tensor:
         return mask
     low = mask <= torch.finfo(mask.dtype).min / 2
     if not bool((low | (mask == 0)).all()):
-        raise Unimplemented(f"{name}: expected True and False, or 0 and −inf, got other numbers, which would be a bias",
-                            field=name)
+        raise Unimplemented(f"{name}: expected True and False, or 0 and −inf, got other numbers, which would be a bias: "
+                            "attnd.torch.replace() sends attention alone, which takes them", field=name)
     return low
 
 
@@ -215,7 +218,8 @@ def _model_layer(layer: nn.Module, layers: Sequence[Described], bound: inspect.B
             given.update(given.pop(name))
     for name in _ABSENT:
         if given.get(name) is not None:
-            raise Unimplemented(f"{name}: expected None inside a remote stack", field=name)
+            raise Unimplemented(f"{name}: expected None inside a remote stack; leave it out, or leave these layers here and "
+                                "send their attention (attnd.transformers.register)", field=name)
     if given.get("output_attentions"):
         raise Unimplemented("output_attentions: expected False: what is inside a layer on a daemon stays there",
                             field="output_attentions")
@@ -254,6 +258,7 @@ def _with_model_mask(call: StackCall, mask: Tensor, layers: Sequence[Described])
     if torch.equal((pattern & keys).expand(*seen.shape[:2], length, length), seen.expand(-1, -1, length, -1)):
         return _with_keys(call, keys)
     if any(layer.windows != first.windows for layer in layers) or bool((seen & ~pattern).any()):
-        raise Unimplemented("attention_mask: expected the layers' own pattern and padding, got others",
+        raise Unimplemented("attention_mask: expected the layers' own pattern and padding, got others: "
+                            "attnd.transformers.register sends attention alone, which takes any mask",
                             field="attention_mask")
     return call._replace(mask=seen)

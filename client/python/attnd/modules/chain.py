@@ -219,7 +219,7 @@ def advance(forward: LayerForward, stack: RemoteStack, arguments: Tuple[Any, ...
         changed, index = stack.look(), forward.index
         if not stack.has(forward):
             raise FailedPrecondition("layer: expected a layer of an offloaded stack, got one that another has replaced "
-                                     "there")
+                                     "there: call the stack's own")
         x = _input_of(stack.kind, arguments, keywords)
         before: Optional[Pending] = x._pending if isinstance(x, Deferred) and x._pending.part.stack is stack else None
         follows = before is not None and before.part.layers[1] <= index and not before.is_used

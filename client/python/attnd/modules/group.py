@@ -83,7 +83,7 @@ class Ranks:
 
 
 def _gloo_threads() -> List[List[str]]:
-    """Of each thread of Gloo groups, its state and how often it has run, as the kernel says."""
+    """Asks the kernel for the state of each thread of Gloo groups, and how often it has run."""
     found = []
     for path in glob.glob("/proc/self/task/*/status"):
         with contextlib.suppress(OSError), open(path) as file:

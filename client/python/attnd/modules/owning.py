@@ -57,9 +57,10 @@ class Owning:
                 if not (isinstance(tensor, RemoteParameter) and stack_of(tensor) == (self, name))}
         for name, tensor in here.items():
             if isinstance(tensor, RemoteParameter):
-                raise TypeError(f"offload: {name} is another stack's parameter already: layers share nothing on a daemon")
+                raise TypeError(f"offload: {name} is another stack's parameter already: layers share nothing on a daemon: "
+                                "give each a parameter of its own")
             if tensor.is_meta:
-                raise TypeError(f"offload: {name} is a meta tensor, without numbers")
+                raise TypeError(f"offload: {name} is a meta tensor, without numbers: load its weights before")
             if tensor.grad is not None:
                 raise FailedPrecondition(f"offload: {name} has a gradient, which would stay here: call zero_grad() before")
         if here and self._module is not None:
@@ -160,4 +161,5 @@ def _refuse_other_owners(stack: Any, held: Sequence[nn.Parameter]) -> None:
             for name, tensor in found._parameters.items():
                 if id(tensor) in wanted:
                     raise TypeError(f"offload: {type(found).__name__}.{name} outside of these layers is one of their "
-                                    "parameters too, and layers share nothing with others on a daemon")
+                                    "parameters too, and layers share nothing with others on a daemon: give each its own, "
+                                    "or leave these layers here")

@@ -64,7 +64,8 @@ class Run:
         stack.device = dy.device
         if module is not stack.module:
             raise FailedPrecondition("backward: expected the module of its forward, got one that was registered since: a "
-                                     "call between them needed more rows, or another mask")
+                                     "call between them needed more rows, or another mask; give offload max_rows for the "
+                                     "longest call, or call backward before it")
         local = not stack._options.server_optimizer
         names = stack.names_of(self.layers)
         trained = not stack.in_module().isdisjoint(names) and (local or stack.wants_gradients())

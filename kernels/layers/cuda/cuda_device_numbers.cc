@@ -1,0 +1,238 @@
+// Pointwise operations of CudaDevice: of vectors, of numbers, and of both in a segment.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "attention/dropout.h"
+#include "base/check.h"
+#include "base/round_up.h"
+#include "kernels/layers/cuda/cuda_device.h"
+#include "kernels/layers/cuda/dense_tensors.h"
+
+namespace attnd {
+namespace {
+
+constexpr int64_t kTurnedRows = int64_t{1} << 15;
+
+NormDesc NormDescOf(const NormOperands& norm, int64_t vectors) {
+  return {.x = TensorOf(norm.x),
+          .weight = TensorOf(norm.weight),
+          .bias = TensorOf(norm.bias),
+          .vectors = vectors,
+          .count = static_cast<int32_t>(norm.count),
+          .is_centred = norm.is_centred,
+          .round_element = norm.round_before_weight.has_value()
+                               ? cuda::BiasCode(*norm.round_before_weight)
+                               : static_cast<int32_t>(kBiasNone),
+          .epsilon = norm.epsilon,
+          .weight_offset = norm.weight_offset};
+}
+
+}  // namespace
+
+// ---- Vectors.
+
+void CudaDevice::Norm(const NormOperands& norm, Tensor y, int64_t vectors) {
+  NormDesc desc = NormDescOf(norm, vectors);
+  desc.out = TensorOf(y);
+  AddNorm(desc);
+}
+
+void CudaDevice::NormBackward(const NormOperands& norm, ConstTensor dy, Tensor dx, bool add,
+                              NormStatistics* statistics, int64_t vectors) {
+  static_assert(sizeof(NormStatistics) == sizeof(DenseStatistics));
+  NormDesc desc = NormDescOf(norm, vectors);
+  desc.dy = TensorOf(dy);
+  desc.out = TensorOf(dx);
+  desc.statistics = reinterpret_cast<DenseStatistics*>(statistics);
+  desc.is_backward = 1;
+  desc.add = add;
+  AddNorm(desc);
+}
+
+void CudaDevice::AddNorm(const NormDesc& desc) {
+  if (segment_.has_value()) {
+    segment_->links.push_back(desc);
+    return;
+  }
+  const double steps = 1 + desc.is_backward + desc.before.count + desc.after.count;
+  queue_.Add(KernelKind::kDenseNorm, desc, DivideUp(desc.vectors, kNormVectorsOfBlock),
+             8.0 * steps * static_cast<double>(desc.vectors) * desc.count);
+}
+
+void CudaDevice::AddNormGradients(const NormOperands& norm, const NormGradients& gradients) {
+  const NormDesc of = NormDescOf(norm, gradients.vectors);
+  AddSums({.in = TensorOf(gradients.dy),
+           .operand = TensorOf(gradients.dy).element,
+           .columns = of.count,
+           .rows = gradients.vectors,
+           .block_rows = kGradientBlockRows * gradients.per_row,
+           .sums = gradients.d_bias,
+           .weight_sums = gradients.d_weight,
+           .x = of.x,
+           .statistics = reinterpret_cast<const DenseStatistics*>(gradients.statistics),
+           .round_element = of.round_element},
+          8.0 * gradients.vectors * of.count);
+}
+
+void CudaDevice::Turn(const Rotary& rotary, TurnDirection direction, const RotaryHeads& heads) {
+  const auto count = static_cast<int64_t>(rotary.inverse_frequency.size());
+  const int64_t row_numbers = heads.head_count * heads.dim;
+  for (int64_t first = 0; first < heads.rows; first += kTurnedRows) {
+    const int64_t rows = std::min(kTurnedRows, heads.rows - first);
+    // Frequencies, then positions.
+    std::vector<std::byte> constants((count + rows) * 4);
+    std::memcpy(constants.data(), rotary.inverse_frequency.data(), count * 4);
+    std::memcpy(constants.data() + count * 4, heads.positions->data() + first, rows * 4);
+    const auto* at = static_cast<const float*>(
+        queue_.Constants(constants.data(), static_cast<int64_t>(constants.size())));
+    const RotaryDesc desc = {.heads = Behind(TensorOf(heads.heads), first * row_numbers),
+                             .positions = reinterpret_cast<const uint32_t*>(at + count),
+                             .frequency = at,
+                             .rows = rows,
+                             .head_count = static_cast<int32_t>(heads.head_count),
+                             .dim = static_cast<int32_t>(heads.dim),
+                             .count = static_cast<int32_t>(count),
+                             .is_interleaved = rotary.interleaved,
+                             .is_backward = direction == TurnDirection::kBackward,
+                             .factor = rotary.attention_factor};
+    queue_.Add(KernelKind::kDenseRotary, desc, DivideUp(rows * count, kRotaryThreads),
+               8.0 * rows * row_numbers);
+  }
+}
+
+// ---- Numbers.
+
+// In launches of at most kMostNumbers numbers: rows of one launch, or of one long row a part.
+void CudaDevice::AddNumbers(NumbersDesc desc) {
+  if (segment_.has_value()) {
+    segment_->links.push_back(desc);
+    return;
+  }
+  const auto cut = [&](int64_t rows, int64_t columns, int64_t a_next, int64_t out_next) {
+    NumbersDesc part = desc;
+    part.rows = rows;
+    part.columns = columns;
+    queue_.Add(KernelKind::kDenseNumbers, part,
+               DivideUp(rows * NumbersGroupsOfRow(part.columns), kNumbersThreads),
+               8.0 * static_cast<double>(rows * columns));
+    desc.a = Behind(desc.a, a_next);
+    desc.b = Behind(desc.b, a_next);
+    desc.out = Behind(desc.out, out_next);
+    desc.rule.first_row += static_cast<uint32_t>(rows);
+  };
+  if (desc.rows == 1) {
+    for (int64_t left = desc.columns; left > 0; left -= kMostNumbers) {
+      const int64_t columns = std::min(left, kMostNumbers);
+      cut(1, columns, columns, columns);
+    }
+    return;
+  }
+  const int64_t most = std::max<int64_t>(1, kMostNumbers / std::max<int64_t>(desc.columns, 1));
+  for (int64_t left = desc.rows; left > 0; left -= most) {
+    const int64_t rows = std::min(left, most);
+    cut(rows, desc.columns, rows * desc.a_stride, rows * desc.out_stride);
+  }
+}
+
+void CudaDevice::ApplyCurve(Curve curve, ConstTensor x, Tensor y, int64_t count) {
+  NumbersDesc desc = NumbersOf(kNumbersCurve, x, y, count);
+  desc.rule.curve = static_cast<int32_t>(curve);
+  AddNumbers(desc);
+}
+
+void CudaDevice::ApplyCurveSlope(Curve curve, ConstTensor x, ConstTensor dy, Tensor dx, bool add,
+                                 int64_t count) {
+  NumbersDesc desc = NumbersOf(kNumbersSlope, x, dx, count);
+  desc.b = TensorOf(dy);
+  desc.rule.curve = static_cast<int32_t>(curve);
+  desc.add = add;
+  AddNumbers(desc);
+}
+
+void CudaDevice::Combine(Combination kind, ConstTensor a, float scale, ConstTensor b, Tensor out,
+                         bool add, int64_t count) {
+  const NumbersOp op = kind == Combination::kScaled ? kNumbersScaled
+                       : kind == Combination::kSum  ? kNumbersSum
+                                                    : kNumbersProduct;
+  NumbersDesc desc = NumbersOf(op, a, out, count);
+  if (kind != Combination::kScaled) desc.b = TensorOf(b);
+  desc.rule.scale = scale;
+  desc.add = add;
+  AddNumbers(desc);
+}
+
+void CudaDevice::Drop(const DropoutRule& rule, ConstTensor in, Tensor out, bool add, int64_t rows,
+                      int64_t columns) {
+  const DropoutStream stream = MakeDropoutStream(rule.seed, rule.offset, 0);
+  NumbersDesc desc = NumbersOf(kNumbersDrop, in, out, columns);
+  desc.rows = rows;
+  desc.a_stride = desc.out_stride = columns;
+  desc.add = add;
+  desc.rule.scale = rule.threshold == 0 ? 1 : DropoutScale(rule.threshold);
+  desc.rule.key_lo = stream.key_lo;
+  desc.rule.key_hi = stream.key_hi;
+  desc.rule.offset_lo = stream.offset_lo;
+  desc.rule.first_row = static_cast<uint32_t>(rule.first_row);
+  desc.rule.threshold = rule.threshold;
+  AddNumbers(desc);
+}
+
+void CudaDevice::CopyColumns(ConstTensor in, const ColumnRange& from, Tensor out,
+                             const ColumnRange& to, bool add, int64_t rows, int64_t count) {
+  NumbersDesc desc = NumbersOf(kNumbersCopy, in, out, count);
+  desc.a = Behind(desc.a, from.first);
+  desc.out = Behind(desc.out, to.first);
+  desc.rows = rows;
+  desc.a_stride = from.stride;
+  desc.out_stride = to.stride;
+  desc.add = add;
+  AddNumbers(desc);
+}
+
+// ---- Segments.
+
+void CudaDevice::BeginSegment(absl::Span<const void* const> unread) {
+  CHECK(!segment_.has_value());
+  segment_.emplace().unread.assign(unread.begin(), unread.end());
+}
+
+// Sums of columns read what the chain was made of or has written; nothing in it writes over that.
+void CudaDevice::EndSegment() {
+  const OpenSegment segment = *std::exchange(segment_, std::nullopt);
+  const std::optional<JoinedChain> joined =
+      segment.links.size() > 1 ? JoinLinks(segment.links, segment.unread) : std::nullopt;
+  if (joined.has_value()) {
+    AddJoined(*joined);
+  } else {
+    for (const ChainLink& link : segment.links) {
+      if (const auto* norm = std::get_if<NormDesc>(&link)) {
+        AddNorm(*norm);
+      } else {
+        AddNumbers(std::get<NumbersDesc>(link));
+      }
+    }
+  }
+  for (const auto& [desc, flops] : segment.sums) AddSums(desc, flops);
+}
+
+void CudaDevice::AddJoined(const JoinedChain& joined) {
+  std::vector<NumbersStep> steps = joined.before;
+  steps.insert(steps.end(), joined.after.begin(), joined.after.end());
+  const auto* at = static_cast<const NumbersStep*>(
+      queue_.Constants(steps.data(), static_cast<int64_t>(steps.size() * sizeof(steps[0]))));
+  if (joined.norm.has_value()) {
+    NormDesc norm = *joined.norm;
+    norm.before = {at, static_cast<int32_t>(joined.before.size())};
+    norm.after = {at + joined.before.size(), static_cast<int32_t>(joined.after.size())};
+    return AddNorm(norm);
+  }
+  ChainDesc chain = joined.chain;
+  chain.steps = at;
+  chain.count = static_cast<int32_t>(joined.before.size());
+  queue_.Add(KernelKind::kDenseChain, chain,
+             DivideUp(chain.rows * NumbersGroupsOfRow(chain.columns), kNumbersThreads),
+             8.0 * chain.count * static_cast<double>(chain.rows * chain.columns));
+}
+
+}  // namespace attnd

@@ -1,0 +1,172 @@
+#include "modules/segments/bound.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <variant>
+
+#include "modules/op_uses.h"
+
+namespace attnd {
+namespace {
+
+constexpr GpuRates kGpus[] = {{"v100", "sm_70", 112e12, 0.9e12},
+                              {"a100", "sm_80", 312e12, 2.0e12},
+                              {"h100", "sm_90", 989e12, 3.35e12},
+                              {"h200", "sm_90", 989e12, 4.8e12}};
+constexpr double kMemoryShare = 0.9;
+
+// A value, or the gradient that lies where this value's does.
+struct Place {
+  int64_t value;
+  bool is_gradient;
+  auto operator<=>(const Place&) const = default;
+};
+
+}  // namespace
+
+// Counts the bytes that the ops of one segment read and write.
+class SegmentTraffic {
+ public:
+  SegmentTraffic(const BlockWork& block, const OpSegment& segment) : in_(block) {
+    const bool is_forward = in_.direction_ == Direction::kForward;
+    for (int64_t value : segment.unread) {
+      unread_.insert(is_forward ? Place{value, false} : GradientOf(value));
+    }
+    if (is_forward) {
+      for (int64_t place = segment.first; place < segment.end; ++place) Forward(place);
+    } else {
+      for (int64_t place = segment.end - 1; place >= segment.first; --place) Backward(place);
+    }
+    if (segment.of != SegmentTemplate::kOp) work_.launches = 1 + sums_;
+  }
+  const SegmentWork& work() const { return work_; }
+
+ private:
+  Place GradientOf(int64_t value) const { return {in_.holders_[value], true}; }
+  double Numbers(int64_t value) const {
+    const ValueShape& shape = in_.graph_.shapes(in_.block_).values[value];
+    return static_cast<double>(in_.rows_.Of(shape.rows)) * static_cast<double>(shape.columns);
+  }
+  double Bytes(int64_t value) const {
+    const bool is_wide = in_.graph_.shapes(in_.block_).values[value].wide;
+    const ModuleLayout& layout = in_.graph_.layout();
+    return Numbers(value) * ElementBytes(is_wide ? layout.wide_element : layout.element);
+  }
+  // A tensor that was read or written is in registers then, or in a cache.
+  void Read(const Place& place) {
+    if (there_.insert(place).second) work_.bytes += Bytes(place.value);
+  }
+  void Write(const Place& place) {
+    there_.insert(place);
+    if (unread_.count(place) == 0) work_.bytes += Bytes(place.value);
+  }
+  // A share of a gradient, by one launch.
+  void Give(int64_t value, int64_t op) {
+    const Place place = GradientOf(value);
+    if (in_.last_[value] != op) Read(place);
+    Write(place);
+    ++work_.launches;
+  }
+  // A matrix of this many numbers, and the product of `value` with it.
+  void Multiply(int64_t value, double matrix, double number_bytes) {
+    const ValueShape& shape = in_.graph_.shapes(in_.block_).values[value];
+    work_.flops += 2 * static_cast<double>(in_.rows_.Of(shape.rows)) * matrix;
+    work_.bytes += matrix * number_bytes;
+  }
+  double MatrixOf(int64_t value, int64_t output) const {
+    const std::vector<ValueShape>& values = in_.graph_.shapes(in_.block_).values;
+    return static_cast<double>(values[value].columns) * static_cast<double>(values[output].columns);
+  }
+
+  void Forward(int64_t place) {
+    const int64_t op = in_.order_.ops[place], output = op + kFirstOpValue;
+    for (const ValueUse& use : ValuesOf(in_.ops_[op])) Read({use.value, false});
+    Write({output, false});
+    ++work_.launches;
+    if (const auto* linear = std::get_if<LinearOp>(&in_.ops_[op].kind)) {
+      Multiply(linear->input, MatrixOf(linear->input, output),
+               ElementBytes(in_.graph_.layout().element));
+    }
+  }
+
+  void Backward(int64_t place) {
+    const int64_t op = in_.order_.ops[place], output = op + kFirstOpValue;
+    Read(GradientOf(output));
+    if (const auto* linear = std::get_if<LinearOp>(&in_.ops_[op].kind)) {
+      Multiply(linear->input, MatrixOf(linear->input, output),
+               ElementBytes(in_.graph_.layout().element));
+      // Its gradient is read and written.
+      Read({linear->input, false});
+      Multiply(linear->input, MatrixOf(linear->input, output), 8);
+      work_.launches += linear->bias.has_value() ? 2 : 1;
+    } else if (const auto* norm = std::get_if<NormOp>(&in_.ops_[op].kind)) {
+      Read({norm->input, false});
+      if (norm->weight.has_value() || norm->bias.has_value()) {
+        work_.bytes += Bytes(output) + Bytes(norm->input);
+        ++work_.launches;
+        ++sums_;
+      }
+    } else if (const auto* sum = std::get_if<BinaryOp>(&in_.ops_[op].kind)) {
+      for (const auto& [value, other] : {std::pair(sum->b, sum->a), std::pair(sum->a, sum->b)}) {
+        if (sum->kind == BinaryKind::kMultiply) Read({other, false});
+        if (GradientOf(value) != GradientOf(output)) Give(value, op);
+      }
+      return;
+    } else if (!std::holds_alternative<DropoutOp>(in_.ops_[op].kind)) {
+      for (const ValueUse& use : ValuesOf(in_.ops_[op])) Read({use.value, false});
+    }
+    for (const ValueUse& use : ValuesOf(in_.ops_[op])) Give(use.value, op);
+  }
+
+  const BlockWork& in_;
+  std::set<Place> unread_, there_;
+  int64_t sums_ = 0;  // launches over columns, which follow a segment's own
+  SegmentWork work_;
+};
+
+BlockWork::BlockWork(const ModuleGraph& graph, int64_t block, Direction direction,
+                     const RowCounts& rows)
+    : graph_(graph),
+      block_(block),
+      direction_(direction),
+      rows_(rows),
+      ops_(graph.layout().blocks[block].ops),
+      order_(OrderOf(graph, block)),
+      last_(graph.LastUses(block)),
+      holders_(GradientHolders(graph, block)) {}
+
+SegmentWork BlockWork::Of(const OpSegment& segment) const {
+  return SegmentTraffic(*this, segment).work();
+}
+
+absl::Span<const GpuRates> KnownGpus() { return kGpus; }
+
+const GpuRates* GpuNamed(absl::string_view name) {
+  const auto* found = std::find_if(std::begin(kGpus), std::end(kGpus),
+                                   [name](const GpuRates& gpu) { return name == gpu.name; });
+  return found == std::end(kGpus) ? nullptr : found;
+}
+
+const GpuRates& GpuOfArchitecture(absl::string_view architecture) {
+  const GpuRates* found = &kGpus[0];
+  for (const GpuRates& gpu : kGpus) {
+    const bool is_later = absl::string_view(found->architecture) != gpu.architecture;
+    if (is_later && architecture >= gpu.architecture) found = &gpu;
+  }
+  return *found;
+}
+
+double SegmentWork::Microseconds(const GpuRates& gpu) const {
+  const double seconds =
+      std::max(flops / gpu.flops_per_second, bytes / (kMemoryShare * gpu.bytes_per_second));
+  return seconds * 1e6 + kLaunchMicroseconds * static_cast<double>(launches);
+}
+
+void SegmentWork::operator+=(const SegmentWork& other) {
+  flops += other.flops;
+  bytes += other.bytes;
+  launches += other.launches;
+}
+
+}  // namespace attnd

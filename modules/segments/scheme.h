@@ -1,0 +1,36 @@
+// Which of the legal segments a block runs: the cheapest that cover it, exactly, as a shortest path
+// over the places of its ops. Pure functions; any thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "modules/segments/bound.h"
+#include "modules/segments/segment.h"
+
+namespace attnd {
+
+// A cost that is no number, or below 0, counts as more than any other.
+struct CostedSegment {
+  int64_t first = 0, end = 0;
+  double microseconds = 0;
+};
+// Segments must cover each place alone, so that there is a path. Of equal ones the one of fewer
+// segments.
+SegmentEnds ShortestScheme(int64_t places, absl::Span<const CostedSegment> segments);
+
+// Which ops of a layer run as one kernel. No bit depends on it.
+enum class Fusion : uint8_t {
+  kOff,    // none: op by op
+  kBound,  // what takes the least time by its bound
+};
+// Cuts each block.
+std::vector<BlockEnds> CutsOf(Fusion fusion, const ModuleGraph& graph, const RowCounts& rows,
+                              const GpuRates& gpu);
+
+// By bounds alone.
+BlockEnds BoundScheme(const ModuleGraph& graph, int64_t block, const RowCounts& rows,
+                      const GpuRates& gpu);
+
+}  // namespace attnd
