@@ -122,9 +122,8 @@ void AddEngine(CLI::App& app, ServerOptions& o, RawFlags& raw) {
       ->group(group);
   app.add_option(
          "--fusion", raw.fusion,
-         "off or bound: which ops of a module's layer run as one kernel on a GPU; no result "
-         "depends on it. bound: those that then take less time by the bytes they move. Set "
-         "off to compare.")
+         "bound: ops of a layer share a GPU kernel where that is faster; off: none do. No result "
+         "depends on it. Set off to compare.")
       ->capture_default_str()
       ->check(CLI::IsMember({"off", "bound"}))
       ->group(group);
