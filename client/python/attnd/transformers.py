@@ -61,7 +61,8 @@ def offload(model: torch.nn.Module, address: Union[None, str, Sequence[str], Cli
     server = f"transformers:offload:{id(model)}"
     of_connect = {name: options.pop(name) for name in ConnectOptions.__annotations__ if name in options}
     remote.connect(address, name=server, **{**of_connect, **(connection or {})})
-    made = [remote.offload(child, optimizer=cast(Any, optimizer), server=server, **options) for _, _, child in found]
+    made = [cast("RemoteStack", remote.offload(child, optimizer=cast(Any, optimizer), server=server, **options))
+            for _, _, child in found]
     for (owner, name, _), stack in zip(found, made):
         setattr(owner, name, stack)
     _switch_off_caches(model)

@@ -197,9 +197,10 @@ class _Ignored:
             if found is None:
                 continue
             if found[0].ranks is None:
-                raise TypeError(f"DistributedDataParallel: {name} was offloaded for one process, and the ranks' weights would "
-                                "drift apart: give attnd.torch.offload(..., group=torch.distributed.group.WORLD), or "
-                                "optimizer=\"local\"")
+                layers = name.removesuffix(found[1]).rstrip(".") or "the model"
+                raise TypeError(f"DistributedDataParallel: {layers} was offloaded for one process, and the ranks' weights "
+                                "would drift apart: give attnd.torch.offload(..., group=torch.distributed.group.WORLD), "
+                                "or optimizer=\"local\"")
             remote.append(name)
         return remote
 
