@@ -51,8 +51,8 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
     children = layers._modules.items() if several else [("0", layers)]
     named = [(name, layer) for name, layer in children if layer is not None]
     if servers and (server or not several or len(named) < len(servers)):
-        raise wrong("servers", "names of connections, at most one a layer of a ModuleList or Sequential, and no server beside "
-                    "them", list(servers))
+        raise wrong("servers", "names of connections, at most one a layer of a ModuleList or Sequential, and no server "
+                    "beside them", list(servers))
 
     def options_of(server: str, name: Optional[str]) -> StackOptions:
         element = check_precision(precision or torch_connections.precision(server)) or "f32"

@@ -33,7 +33,7 @@ def cut(layers: Sequence[nn.Module], count: int) -> List[int]:
 
 
 def _costs(layers: Sequence[nn.Module]) -> List[float]:
-    """Of each layer its part of all memory and of all operations."""
+    """Adds up, for each layer, its parts of all memory and of all operations."""
     memory, operations = [], []
     for layer in layers:
         parameters = list(layer.parameters())
