@@ -122,25 +122,6 @@ def test_python_ends_after_the_threads_of_its_groups():
     assert (done.returncode, done.stderr.count("terminate called")) == (0, 0), done.stderr
 
 
-def test_destroy_process_group_ends_a_group_that_trains_a_module():
-    done = subprocess.run([sys.executable, "-c", ENDS + """
-import weakref
-from attnd.errors import FailedPrecondition
-
-group = weakref.ref(dist.group.WORLD)
-assert ranks.gather(3) == [3]
-dist.destroy_process_group()
-assert group() is None
-try:
-    ranks.gather(3)
-except FailedPrecondition as error:
-    assert "destroy_process_group" in str(error)
-else:
-    raise AssertionError
-"""], env=environment(), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-
-
 # Ranks as threads, without torch.distributed.
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import glob
 import hashlib
 import re
 import time
-import weakref
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, TypeVar
 
 import torch
@@ -31,28 +30,29 @@ __all__ = ["GroupModule", "Ranks", "mark_for_ddp"]
 
 _PATIENCE = 600.0  # seconds that a rank waits for others where no timeout was given
 Result = TypeVar("Result")
+_groups: List[Any] = []  # that were used
 
 
 class Ranks:
-    """A process group, as the ranks of one module use it. It stays the caller's: destroy_process_group ends it."""
+    """A process group, as the ranks of one module use it. It lives as long as Python does: its threads may want the
+    interpreter while the end of its last user, such as DistributedDataParallel, joins them."""
 
     def __init__(self, group: Any) -> None:
         distributed: Any = torch.distributed
         if not distributed.is_available() or not distributed.is_initialized():
             raise FailedPrecondition("group: expected torch.distributed.init_process_group before offload(..., group=)")
-        self._group, self._distributed = weakref.ref(group), distributed
+        self._group, self._distributed = group, distributed
         self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
         if self.rank < 0:
             raise FailedPrecondition("group: expected a group that this process is in")
+        _groups.append(group)
         atexit.unregister(_wait_for_gloo)
         atexit.register(_wait_for_gloo)
 
     def gather(self, value: Any) -> List[Any]:
         """Each rank's value, in the order of ranks."""
-        group, found = self._group(), [None] * self.size
-        if group is None:
-            raise FailedPrecondition("group: expected no destroy_process_group before the last call of all ranks")
-        self._distributed.all_gather_object(found, value, group=group)
+        found: List[Any] = [None] * self.size
+        self._distributed.all_gather_object(found, value, group=self._group)
         return found
 
     def agree(self, what: str, values: Mapping[str, Any]) -> None:
