@@ -28,15 +28,13 @@ std::string MicrosecondsText(double microseconds) { return absl::StrFormat("%.1f
 // A block in one direction, for so many rows.
 class PlannedBlock {
  public:
-  PlannedBlock(const ModuleGraph& graph, int64_t block, Direction direction, int64_t rows,
-               const GpuRates& gpu)
+  PlannedBlock(const ModuleGraph& graph, int64_t block, Direction direction,
+               const RowCounts& counts, const BlockEnds& ends, const GpuRates& gpu)
       : ops_(graph.layout().blocks[block].ops),
         matcher_(graph, block, direction),
-        json_({{"rows", rows},
+        json_({{"rows", counts.input},
                {"block", block},
                {"direction", direction == Direction::kForward ? "forward" : "backward"}}) {
-    const RowCounts counts = {rows, graph.layout().memory_width > 0 ? rows : 0};
-    const BlockEnds ends = BoundScheme(graph, block, counts, gpu);
     const BlockWork work(graph, block, direction, counts);
     int64_t first = 0;
     for (int64_t end : direction == Direction::kForward ? ends.forward : ends.backward) {
@@ -131,9 +129,11 @@ absl::Status PrintSegmentPlan(const Session& session, ModuleLayout layout,
   Table table({"rows", "block", "direction", "ops", "template", "bound us", "launches",
                "launches saved", "bytes saved"});
   for (int64_t count : rows) {
+    const RowCounts counts = {count, graph.layout().memory_width > 0 ? count : 0};
     for (size_t block = 0; block < graph.layout().blocks.size(); ++block) {
+      const BlockEnds ends = BoundScheme(graph, block, counts, *gpu);
       for (Direction direction : {Direction::kForward, Direction::kBackward}) {
-        const PlannedBlock planned(graph, block, direction, count, *gpu);
+        const PlannedBlock planned(graph, block, direction, counts, ends, *gpu);
         plans.push_back(planned.json());
         planned.AddTo(table);
       }

@@ -27,7 +27,7 @@ struct DeviceHealth {
   std::optional<int64_t> uncorrected_ecc_errors;  // since the driver was loaded
 };
 
-// Who uses a device now.
+// Tells who uses a device now.
 struct GpuUse {
   int utilisation_percent = 0;        // of the last second or less, by any process
   std::vector<unsigned> process_ids;  // of programs that compute, as the host numbers them

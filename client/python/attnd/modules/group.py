@@ -30,7 +30,7 @@ __all__ = ["GroupModule", "Ranks", "mark_for_ddp"]
 
 _PATIENCE = 600.0  # seconds that a rank waits for others where no timeout was given
 Result = TypeVar("Result")
-_groups: List[Any] = []  # that were used
+_groups: List[Any] = []  # each that Ranks has used; they live until Python ends
 
 
 class Ranks:
