@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <stop_token>
 #include <thread>
 
@@ -379,6 +381,25 @@ TEST(AttentionClient, WorksAgainWhenTheServerHasRestarted) {
     status = c.Forward(*client).status();
   }
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// Nobody listens at the first address, which a daemon that was killed may have left behind.
+TEST(AttentionClient, LeavesAnAddressThatItsNameHasNoMoreWhileItWaitsForAConnection) {
+  FakeServer server("127.0.0.1:0");
+  const std::string folder = absl::StrCat(testing::TempDir(), "/gone.", getpid());
+  const std::string file = folder + "/0.addr", hidden = folder + "/.0";
+  std::filesystem::create_directory(folder);
+  std::ofstream(file) << "127.0.0.1:1\n";
+  auto client = Connected(
+      {.addresses = {"dir:" + folder}, .timeout = absl::Minutes(2), .wait_for_ready = true});
+  std::thread restart([&] {
+    absl::SleepFor(absl::Milliseconds(300));  // any time is right; most often the call waits by then
+    std::ofstream(hidden) << server.address() << "\n";
+    std::filesystem::rename(hidden, file);
+  });
+  absl::StatusOr<CallReceipt> receipt = Case(SmallProblem()).Forward(*client);
+  EXPECT_TRUE(receipt.ok()) << receipt.status();
+  restart.join();
 }
 
 TEST(AttentionClient, NamesTheLimitWhenNoMessageCanHoldAHead) {

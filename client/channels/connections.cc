@@ -109,8 +109,14 @@ void Connection::Leave(grpc::ClientContext* context) {
 
 void Connection::Retire() {
   absl::MutexLock lock(&mutex_);
-  if (std::exchange(retired_, true)) return;
+  retired_ = true;
   for (grpc::ClientContext* context : contexts_) context->TryCancel();
+}
+
+void Connection::RetireUnlessConnected() {
+  if (channel_->GetState(false) != GRPC_CHANNEL_READY) return Retire();
+  absl::MutexLock lock(&mutex_);
+  retired_ = true;
 }
 
 bool Connection::retired() const {
@@ -349,7 +355,16 @@ bool Connections::ReportUnavailable(int address_index, absl::Time begun) {
 // A name that cannot be looked up now keeps what it had.
 void Connections::Update(int name, const std::vector<std::string>& all) {
   if (all.empty()) return;
-  absl::MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<Connection>> left;
+  {
+    absl::MutexLock lock(&mutex_);
+    Follow(name, all, left);
+  }
+  for (const std::shared_ptr<Connection>& connection : left) connection->RetireUnlessConnected();
+}
+
+void Connections::Follow(int name, const std::vector<std::string>& all,
+                         std::vector<std::shared_ptr<Connection>>& left) {
   const auto others = static_cast<size_t>(
       absl::c_count_if(addresses_, [&](const Address& a) { return a.name != name; }));
   const std::vector<std::string> found =
@@ -359,20 +374,23 @@ void Connections::Update(int name, const std::vector<std::string>& all) {
   }
   for (const std::string& target : found) {
     bool used = absl::c_any_of(addresses_, [&](const Address& a) { return a.target == target; });
-    if (!used) Place(name, target);
+    if (!used) Place(name, target, left);
   }
 }
 
 // In the place of one that is gone, where what runs on its connections goes on: the replica may be
 // about to finish it. Else behind the others.
-void Connections::Place(int name, const std::string& target) {
+void Connections::Place(int name, const std::string& target,
+                        std::vector<std::shared_ptr<Connection>>& left) {
   auto place =
       absl::c_find_if(addresses_, [&](const Address& a) { return a.name == name && a.gone; });
   const auto index = static_cast<int>(place - addresses_.begin());
   if (place != addresses_.end()) {
     *place = {.target = target, .name = name};  // not silent, as the one before may have been
     for (Slot& slot : slots_) {
-      if (slot.connection->address_index() == index) slot = {Open(index, slot.spare), slot.spare};
+      if (slot.connection->address_index() != index) continue;
+      left.push_back(std::move(slot.connection));
+      slot = {Open(index, slot.spare), slot.spare};
     }
   } else if (addresses_.size() < kMaxAddresses) {
     addresses_.push_back({.target = target, .name = name});
@@ -432,10 +450,12 @@ bool Connections::HasOther(int address_index, absl::Time now) const {
 }
 
 void Connections::Suspect(int address_index, absl::Time silent_since) {
+  bool gone;
   {
     absl::MutexLock lock(&mutex_);
     const absl::Time now = clock_.Now();
     if (!HasOther(address_index, now)) return;
+    gone = addresses_[address_index].gone;
     int64_t bytes = 0;
     for (const Slot& slot : slots_) {
       if (slot.connection->address_index() == address_index) bytes += slot.outstanding_bytes;
@@ -444,7 +464,20 @@ void Connections::Suspect(int address_index, absl::Time silent_since) {
         std::max(kSilence, absl::Seconds(3 * static_cast<double>(bytes) / rate_));
     if (now - std::max(silent_since, addresses_[address_index].heard_at) < most) return;
   }
-  prober_.Ask(address_index);
+  gone ? LeaveGone(address_index) : prober_.Ask(address_index);
+}
+
+void Connections::LeaveGone(int address_index) {
+  std::vector<std::shared_ptr<Connection>> waited_for;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const Slot& slot : slots_) {
+      if (slot.connection->address_index() == address_index) waited_for.push_back(slot.connection);
+    }
+  }
+  for (const std::shared_ptr<Connection>& connection : waited_for) {
+    if (connection->channel()->GetState(false) != GRPC_CHANNEL_READY) Replace(connection);
+  }
 }
 
 // That of small calls: on the others an answer could wait for megabytes.

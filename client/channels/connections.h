@@ -8,6 +8,7 @@
 // A name (replica_names.h) stands for all addresses that it has. It is looked up every half minute,
 // files every 2 s, and when one of them is unavailable: new ones join or take the place of those
 // that the name has no more, which come last until then. An address's index never changes its name.
+// A call that waits for a connection (wait_for_ready) to an address that is gone goes elsewhere.
 //
 // Of more than kMaxAddresses the client keeps those with the highest hash of address and client
 // (rendezvous hashing): each client has its own, and keeps them while others come and go. All
@@ -59,6 +60,9 @@ class Connection {
   void Enter(grpc::ClientContext* context);  // cancels it at once when retired
   void Leave(grpc::ClientContext* context);
   void Retire();  // ends every call on it with CANCELLED
+  // Its address is gone. Calls that are at the server may finish there; those that wait for a
+  // connection, and later ones, end with CANCELLED.
+  void RetireUnlessConnected();
   bool retired() const;
 
  private:
@@ -174,10 +178,17 @@ class Connections {
   std::shared_ptr<Connection> Open(int address_index, bool spare) const;
   // The name has these addresses now.
   void Update(int name, const std::vector<std::string>& all);
-  void Place(int name, const std::string& target) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Both add the connections to addresses whose place another has taken to `left`.
+  void Follow(int name, const std::vector<std::string>& all,
+              std::vector<std::shared_ptr<Connection>>& left)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Place(int name, const std::string& target, std::vector<std::shared_ptr<Connection>>& left)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WatchNames();
   std::shared_ptr<grpc::Channel> ChannelToProbe(int address_index);
   void Probed(int address_index, bool answers);
+  // Lets calls that wait for a connection to an address that is gone go to another.
+  void LeaveGone(int address_index);
   // Whether some address but this one can be expected to answer.
   bool HasOther(int address_index, absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsUsable(const Address& address, absl::Time now) const {
