@@ -1,9 +1,11 @@
 """attnd.register: a stack of layers on a daemon, from NumPy."""
 import contextlib
 import json
+import signal
 import socket
 import subprocess
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -183,6 +185,35 @@ def test_killed_and_restarted_daemon_gives_the_same_bits(own_daemon, daemon, rng
             found.append(train(module, xs, dys, 6, kill))
             assert isinstance(module, Module) and module.sequence == 7
             module.release()
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(found[1][name], array)
+
+
+def test_a_restart_of_the_only_daemon_is_waited_for(daemon, rng):
+    """As an upgrade does it: calls meet a daemon that drains, one that ends, nobody, and one that is new."""
+    xs, dys = np.float32(rng.normal(size=(2, 40, 2, 2, 5, 16)))
+    weights = {p.name: np.float32(rng.normal(size=p.shape) * 0.2) for p in small_layout().parameters}
+    restarted, found = Daemon("--drain_delay", "1"), []
+
+    def start_again():
+        restarted.process.wait(60)
+        restarted.start()
+    starter = threading.Thread(target=start_again)
+
+    def stop(step):
+        if where is restarted and step == 1 and starter.ident is None:
+            restarted.process.send_signal(signal.SIGTERM)
+            starter.start()
+        if where is restarted and 1 < step < 39 and starter.is_alive():
+            time.sleep(0.02)  # so that it drains while steps are still to come
+    for where in (daemon, restarted):
+        with attnd.connect(where.address, wait_for_ready=True, timeout=60) as client:
+            module = attnd.register(small_layout(), client, name="restarted", optimizer=attnd.AdamW(), max_rows=64)
+            module.put(weights)
+            found.append(train(module, xs, dys, 40, stop))
+            module.release()
+    starter.join()
+    restarted.stop()
     for name, array in found[0].items():
         np.testing.assert_array_equal(found[1][name], array)
 
