@@ -430,6 +430,7 @@ void RemoteModule::Advance(StateChange change, uint64_t durable) {
   absl::MutexLock lock(&log_mutex_);
   log_.End(std::move(change));
   log_.ForgetBefore(durable);
+  durable_sequence_ = durable;
   micro_batches_ = 0;
   unused_.clear();
 }

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -231,6 +232,24 @@ def test_state_beyond_the_log_is_lost(own_daemon, rng):
         draw(module, rng)  # a checkpoint: it goes on from there
         module.forward(np.ones((1, 4, 16), np.float32))
         assert module.sequence == 1
+
+
+def test_who_could_lose_a_module_is_warned_once(daemon, rng):
+    x = np.ones((64, 64, 16), np.float32)  # 256 KiB, twice a step
+
+    def steps(**options):
+        with attnd.connect(daemon.address) as client, warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            module = attnd.register(small_layout(), client, name="warned", optimizer=attnd.AdamW(), max_rows=4096, **options)
+            draw(module, rng)
+            for _ in range(6):
+                module.backward(x, module.forward(x, keep=True)[1])
+                module.step(1e-3)
+            module.release()
+        return [str(warning.message) for warning in told]
+    warned, = steps(replay_mib=1)
+    assert "last 1 MiB of calls" in warned and "snapshot_every=50" in warned
+    assert steps(replay_mib=1, snapshot_every=0) == steps(replay_mib=1, snapshot_every=2) == steps() == []
 
 
 def test_a_second_owner_takes_a_module_and_the_first_is_told_so(daemon, rng):
