@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 
 import numpy as np
 import pytest
@@ -267,3 +268,67 @@ def big_layout():
     block.add(0, block.linear(made, block.parameter("down", 256, 1024)))
     layout.layer(block, "0.")
     return layout
+
+
+MOMENTS = int(os.environ.get("ATTND_TEST_MOMENTS", "3"))
+
+
+def restart(one, random):
+    one.process.wait(60)
+    time.sleep(random.random() / 2)
+    one.start()
+
+
+def kill(one, random):
+    one.kill()
+    restart(one, random)
+
+
+def drain(one, random):
+    one.process.send_signal(signal.SIGTERM)
+    restart(one, random)
+
+
+def freeze(one, random):
+    one.pause()
+    time.sleep(3 * random.random())
+    one.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.rare("modules")
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("happens", [kill, freeze, drain])
+def test_what_happens_at_a_random_moment_changes_no_bit(daemon, rng, happens, count):
+    """Once to the daemon that has the module, then to any, while calls of all kinds are under way."""
+    seed, steps = int(rng.integers(1 << 31)), 60
+    random = Random(seed)
+    xs, dys, weights = data(rng, steps)
+    expected, _ = run(daemon.address, xs, dys, weights)
+    longest = []
+    for moment in range(MOMENTS):
+        daemons = [Daemon("--drain_delay", "0.1") for _ in range(count)]
+        try:
+            last, ticks = time.monotonic(), []
+
+            def happen():
+                time.sleep(random.random() / 3)
+                for one in (home_of(daemons), random.choice(daemons)):
+                    happens(one, random)
+                    time.sleep(random.random() / 3)
+            thread = threading.Thread(target=happen)
+
+            def between(_, step):
+                if step == 0:
+                    thread.start()
+                if thread.is_alive():
+                    time.sleep(0.005)
+                ticks.append(time.monotonic())
+            found, status = run([one.address for one in daemons], xs, dys, weights, between, snapshot_every=7)
+            thread.join()
+            check_same(found, expected)
+            longest.append(max(b - a for a, b in zip([last, *ticks], ticks)))
+        finally:
+            for one in daemons:
+                one.stop()
+    print(f"{happens.__name__}, {count} daemons: {MOMENTS} moments, seed {seed}, longest step {max(longest):.1f} s, "
+          f"median {sorted(longest)[len(longest) // 2]:.1f} s")
