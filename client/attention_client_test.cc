@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
+#include "client/types/error_detail.h"
 #include "kernels/reference_backend.h"
 #include "tests/fixtures/call_outputs.h"
 #include "tests/fixtures/fake_server.h"
@@ -222,8 +223,10 @@ TEST(AttentionClient, ReportsUnavailableWhenTheServerGoesOnCancelling) {
   FakeServer server("127.0.0.1:0", Failing(1000, grpc::StatusCode::CANCELLED));
   auto client = Connected({.addresses = {server.address()}, .retry = QuickRetries()});
   Case c(SmallProblem());
-  EXPECT_EQ(c.Forward(*client).status(),
-            absl::UnavailableError("the server cancelled the call: full"));
+  const absl::Status status = c.Forward(*client).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(status.message(), "the server cancelled the call: full");
+  EXPECT_EQ(DetailOf(status)->reason, "CANCELLED_BY_SERVER");
   EXPECT_EQ(server.call_count(), 3);
 }
 

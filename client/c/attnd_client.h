@@ -308,6 +308,8 @@ ATTND_API attnd_module* attnd_module_register(attnd_client* client, const void* 
 /* After every so many steps and puts its state is copied here, so that it can be made anew where
  * the calls kept reach back no further than there. 0: never, as at first. */
 ATTND_API void attnd_module_keep_snapshots(attnd_module* module, uint64_t every);
+/* 1: its state could be made again if the daemon ended now, from the calls kept or a snapshot. */
+ATTND_API int attnd_module_is_recoverable(attnd_module* module);
 /* No call may be using it; the daemon keeps the module. */
 ATTND_API void attnd_module_free(attnd_module* module);
 ATTND_API int attnd_module_release(attnd_module* module, attnd_call* call);

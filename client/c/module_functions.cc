@@ -166,6 +166,10 @@ void attnd_module_keep_snapshots(attnd_module* module, uint64_t every) {
   module->module->KeepSnapshots(every);
 }
 
+int attnd_module_is_recoverable(attnd_module* module) {
+  return module->module->IsRecoverable() ? 1 : 0;
+}
+
 void attnd_module_free(attnd_module* module) { delete module; }
 
 int attnd_module_release(attnd_module* module, attnd_call* call) {

@@ -338,16 +338,11 @@ void CallRunner::Handle(Attempt& attempt) {
 }
 
 // Called while the call has not failed, so that its caller has cancelled nothing: CANCELLED comes
-// from a connection that we closed, or from a server that a call reached in the instant of its
-// shutdown (gRPC 1.51 answers so). Calls are pure and may go elsewhere.
+// from a connection that we closed, or from the server. Calls are pure and may go elsewhere.
 absl::Status CallRunner::StatusOf(const Attempt& attempt) const {
   absl::Status status = core_.connections.NameProxy(FromGrpc(attempt.rpc->status()));
-  if (absl::IsCancelled(status)) {
-    status = attempt.connection->retired()
-                 ? ServerIsSilent()
-                 : absl::UnavailableError(
-                       absl::StrCat("the server cancelled the call: ", status.message()));
-  }
+  if (absl::IsCancelled(status) && attempt.connection->retired()) status = ServerIsSilent();
+  status = UnavailableIfCancelled(status, false);
   bool late = core_.clock.Now() >= deadline_;
   if (late && absl::IsUnavailable(status)) return absl::DeadlineExceededError(status.message());
   return status;
@@ -425,7 +420,7 @@ void CallRunner::HandleFailure(Attempt& attempt) {
       !absl::IsUnavailable(status) || core_.connections.ReportUnavailable(address, attempt.begun);
   Pushback pushback = PushbackFor(attempt, status);
   FailedAttempt failed{.status = status,
-                       .over_quota = over_quota,
+                       .is_waited_for = IsWaitedFor(status, core_.options.wait_for_ready),
                        .attempts = ++tries_[attempt.shard].failed,
                        .other_address = std::find(tried.begin(), tried.end(), false) != tried.end(),
                        .retry_forbidden = pushback.forbids_retry,

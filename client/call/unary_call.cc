@@ -11,6 +11,7 @@
 
 #include "base/status_macros.h"
 #include "client/call/poll_hook.h"
+#include "client/channels/error_class.h"
 #include "client/channels/grpc_status.h"
 
 namespace attnd {
@@ -25,10 +26,11 @@ struct OneUnary {
   grpc::Status status;
 };
 
-absl::StatusOr<std::string> BytesOf(const ClientCore& core, const OneUnary& ended) {
+absl::StatusOr<std::string> BytesOf(const ClientCore& core, const OneUnary& ended,
+                                    bool by_caller) {
   absl::Status status = core.connections.NameProxy(FromGrpc(ended.status));
   if (absl::IsCancelled(status) && ended.connection->retired()) return ServerIsSilent();
-  RETURN_IF_ERROR(status);
+  RETURN_IF_ERROR(UnavailableIfCancelled(status, by_caller));
   std::vector<grpc::Slice> slices;
   std::string bytes;
   if (ended.reply.Valid() && ended.reply.Dump(&slices).ok()) {
@@ -105,7 +107,9 @@ std::vector<absl::StatusOr<std::string>> CallOverEach(
     }
   }
   std::vector<absl::StatusOr<std::string>> replies;
-  for (const OneUnary& one : calls) replies.push_back(BytesOf(core, one));
+  for (const OneUnary& one : calls) {
+    replies.push_back(BytesOf(core, one, options.stop.stop_requested()));
+  }
   return replies;
 }
 

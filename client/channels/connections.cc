@@ -13,10 +13,12 @@
 #include "absl/hash/hash.h"
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "client/channels/address.h"
 #include "client/channels/credentials.h"
+#include "client/channels/error_class.h"
 #include "client/types/error_detail.h"
 
 namespace attnd {
@@ -400,6 +402,14 @@ void Connections::Place(int name, const std::string& target,
 }
 
 absl::Status Connections::NameProxy(absl::Status status) const {
+  if (absl::IsUnavailable(status) && !DetailOf(status).has_value()) {
+    absl::MutexLock lock(&mutex_);
+    if (absl::c_all_of(addresses_, [](const Address& a) { return a.gone; })) {
+      return WithReason(absl::UnavailableError(absl::StrCat(
+                            "no daemon's address at ", absl::StrJoin(options_.addresses, ", "))),
+                        "NO_ADDRESS");
+    }
+  }
   if (status.ok() || proxy_.url.empty() || DetailOf(status).has_value()) return status;
   return absl::Status(status.code(),
                       absl::StrCat(status.message(), "; through the proxy ", proxy_.shown));

@@ -85,7 +85,8 @@ class Connections {
                                                              ReplicaLookup lookup = LookUpReplicas);
   ~Connections();
 
-  // The status of a call; where the proxy may be to blame, its message says through which it went.
+  // The status of a call. Where the proxy may be to blame its message says through which it went,
+  // and where a name has no address, that.
   absl::Status NameProxy(absl::Status status) const;
 
   static constexpr int64_t kSmallCallBytes = int64_t{256} << 10;

@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
+#include "client/types/error_detail.h"
 
 namespace attnd {
 namespace {
@@ -291,6 +292,9 @@ TEST(Connections, FindAddressesThatAreWrittenLater) {
   });
   EXPECT_EQ(connections->address_count(), 1);
   EXPECT_TRUE(TargetsOf(*connections).empty());
+  const absl::Status nobody = connections->NameProxy(absl::UnavailableError("DNS"));
+  EXPECT_EQ(nobody.message(), "no daemon's address at dir:/addresses");
+  EXPECT_EQ(DetailOf(nobody)->reason, "NO_ADDRESS");
   now = Ports(1, 2);
   connections->ReportUnavailable(connections->Acquire(10, {})->address_index(), clock.Now());
   EXPECT_EQ(TargetsOf(*connections), std::set<std::string>(now.begin(), now.end()));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 
 namespace attnd {
 
@@ -13,5 +14,24 @@ bool IsMaskUnknown(const absl::Status& status);
 
 // The caller's own quota on that server (TENANT_QUOTA).
 bool IsOverQuota(const absl::Status& status);
+
+// The server is about to stop, for good or to be started again (DRAINING).
+bool IsDraining(const absl::Status& status);
+
+// The status with the reason of an error that a client has found (proto/attnd/v1/error_reasons.h).
+absl::Status WithReason(absl::Status status, absl::string_view reason);
+
+// A server has ended the call (UnavailableIfCancelled).
+bool IsCancelledByServer(const absl::Status& status);
+
+// Whether a caller waits for it to pass until its deadline, and not a few times only: calls of its
+// own that use its quota up, and where it waits for servers (ClientOptions::wait_for_ready) one
+// that stops.
+bool IsWaitedFor(const absl::Status& status, bool wait_for_ready);
+
+// A server that ends a call because it stops answers CANCELLED (gRPC 1.51 does so in the instant of
+// a shutdown). Where `by_caller` is false this becomes UNAVAILABLE, with the server's details or
+// CANCELLED_BY_SERVER; every other status stays.
+absl::Status UnavailableIfCancelled(const absl::Status& status, bool by_caller);
 
 }  // namespace attnd

@@ -18,10 +18,10 @@ void RetryBudget::OnSuccess() {
 
 std::optional<absl::Duration> RetryDelay(const RetryPolicy& policy, const FailedAttempt& attempt,
                                          double uniform) {
-  const bool passes = absl::IsUnavailable(attempt.status) || attempt.over_quota;
+  const bool passes = absl::IsUnavailable(attempt.status) || attempt.is_waited_for;
   if (!passes || attempt.retry_forbidden) return std::nullopt;
-  const bool waits_for_own = attempt.over_quota && policy.max_attempts > 1;
-  if (attempt.attempts >= policy.max_attempts && !waits_for_own) return std::nullopt;
+  const bool waits = attempt.is_waited_for && policy.max_attempts > 1;
+  if (attempt.attempts >= policy.max_attempts && !waits) return std::nullopt;
   if (attempt.other_address) return absl::ZeroDuration();
   if (attempt.server_delay.has_value()) return *attempt.server_delay;
   absl::Duration most = policy.initial_backoff;

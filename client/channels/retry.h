@@ -13,7 +13,7 @@ namespace attnd {
 
 struct FailedAttempt {
   absl::Status status;
-  bool over_quota = false;                     // its reason is TENANT_QUOTA
+  bool is_waited_for = false;                  // IsWaitedFor (error_class.h)
   int attempts = 1;                            // of this shard so far, this one included
   bool other_address = false;                  // there is one that the shard has not tried
   bool retry_forbidden = false;                // a negative or malformed grpc-retry-pushback-ms
@@ -26,9 +26,8 @@ class RetryBudget {
  public:
   explicit RetryBudget(const RetryPolicy& policy)
       : capacity_(policy.budget), per_success_(policy.budget_per_success), tokens_(policy.budget) {}
-  // Takes a token for another attempt; false when there is none. A caller that waits for calls of
-  // its own to end needs none.
-  bool TakeFor(const FailedAttempt& failed) { return failed.over_quota || Take(); }
+  // Takes a token for another attempt; false when there is none. A caller that waits needs none.
+  bool TakeFor(const FailedAttempt& failed) { return failed.is_waited_for || Take(); }
   void OnSuccess();
 
  private:
@@ -39,8 +38,8 @@ class RetryBudget {
   double tokens_ ABSL_GUARDED_BY(mutex_);
 };
 
-// How long to wait before the next attempt; nothing when there is none. A call above its caller's
-// quota waits for others of the caller's, however often, unless the policy allows no retries.
+// How long to wait before the next attempt; nothing when there is none. What a caller waits for is
+// tried however often, unless the policy allows no retries.
 // `uniform` is a random number in [0, 1).
 std::optional<absl::Duration> RetryDelay(const RetryPolicy& policy, const FailedAttempt& attempt,
                                          double uniform);

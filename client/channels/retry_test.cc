@@ -32,7 +32,7 @@ TEST(RetryDelay, HasNoneForOtherCodesOrAfterTheLastAttempt) {
 
 TEST(RetryDelay, WaitsForAQuotaAsLongAsTheServerSays) {
   FailedAttempt attempt{.status = absl::ResourceExhaustedError(""),
-                        .over_quota = true,
+                        .is_waited_for = true,
                         .server_delay = absl::Milliseconds(100)};
   EXPECT_EQ(RetryDelay({}, attempt, 0.1), absl::Milliseconds(100));
   attempt.attempts = 300;
@@ -63,7 +63,7 @@ TEST(RetryBudget, GivesATokenBackForEnoughSuccesses) {
   EXPECT_TRUE(budget.TakeFor(Unavailable(1)));
   EXPECT_TRUE(budget.TakeFor(Unavailable(1)));
   EXPECT_FALSE(budget.TakeFor(Unavailable(1)));
-  EXPECT_TRUE(budget.TakeFor({.status = absl::ResourceExhaustedError(""), .over_quota = true}));
+  EXPECT_TRUE(budget.TakeFor({.status = absl::ResourceExhaustedError(""), .is_waited_for = true}));
 }
 
 }  // namespace

@@ -68,8 +68,6 @@ std::optional<uint64_t> LaterOwner(const absl::Status& status) {
 
 bool IsOfOtherServer(const absl::Status& status) { return HasReason(status, {"WRONG_REPLICA"}); }
 
-bool IsDraining(const absl::Status& status) { return HasReason(status, {"DRAINING"}); }
-
 bool IsActivationPressure(const absl::Status& status) {
   return HasReason(status, {"ACTIVATION_PRESSURE"});
 }
@@ -121,7 +119,7 @@ absl::Status StateLost(uint64_t found, uint64_t wanted) {
       "STATE_LOST",
       absl::StrCat(
           "the server has the module's state of sequence ", found, ", and the calls from there to ",
-          wanted, " are no longer kept here: load a checkpoint of your own, from which it goes on"),
+          wanted, " are no longer kept here (replay_mib): load a checkpoint of your own, from which it goes on"),
       {{"sequence", absl::StrCat(found)}, {"expected", absl::StrCat(wanted)}});
 }
 

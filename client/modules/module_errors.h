@@ -24,9 +24,6 @@ std::optional<uint64_t> LaterOwner(const absl::Status& status);
 // The token is of another server, which answers at the same address.
 bool IsOfOtherServer(const absl::Status& status);
 
-// The server ends, and takes no new work: the module can be taken elsewhere.
-bool IsDraining(const absl::Status& status);
-
 // The server has no room for another Forward's activations.
 bool IsActivationPressure(const absl::Status& status);
 // Returns what a caller is told once the call has been tried again in vain: RESOURCE_EXHAUSTED,

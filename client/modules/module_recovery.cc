@@ -96,6 +96,12 @@ bool RemoteModule::HasSnapshot() const {
   return snapshot_ != nullptr && log_.CanReplayFrom(snapshot_sequence_);
 }
 
+bool RemoteModule::IsRecoverable() const {
+  if (HasSnapshot()) return true;
+  absl::MutexLock lock(&log_mutex_);
+  return log_.CanReplayFrom(durable_sequence_);
+}
+
 // A server that cannot give it now is asked after the next change.
 void RemoteModule::TakeSnapshot(const CallOptions& options) {
   absl::ReaderMutexLock lock(&mutex_);

@@ -82,7 +82,8 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
       RETURN_IF_ERROR(Recover(life, deadline, options));
       continue;
     }
-    const bool is_gone = absl::IsUnavailable(status) && !DetailOf(status).has_value();
+    const bool is_gone = absl::IsUnavailable(status) &&
+                         (!DetailOf(status).has_value() || IsCancelledByServer(status));
     if (recovers && is_gone && recoveries < kMaxRecoveries && FailOver(life, deadline, options)) {
       ++core_.counters.failovers;
       ++recoveries;
@@ -96,7 +97,7 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
     }
     std::optional<ErrorDetail> detail = DetailOf(status);
     FailedAttempt failed{.status = status,
-                         .over_quota = IsOverQuota(status),
+                         .is_waited_for = IsWaitedFor(status, core_.options.wait_for_ready),
                          .attempts = attempts++,
                          .retry_forbidden = one.pushback.forbids_retry,
                          .server_delay = one.pushback.delay};
@@ -429,6 +430,7 @@ void RemoteModule::Advance(StateChange change, uint64_t durable) {
   absl::MutexLock lock(&log_mutex_);
   log_.End(std::move(change));
   log_.ForgetBefore(durable);
+  durable_sequence_ = durable;
   micro_batches_ = 0;
   unused_.clear();
 }

@@ -80,6 +80,9 @@ class RemoteModule {
   // After every so many changes, and where the log no longer reaches back to the last one. Not of a
   // group. 0: never.
   void KeepSnapshots(uint64_t every);
+  // Whether the state could be made again if the server ended now: the calls kept, and snapshots,
+  // reach back to what it keeps itself.
+  bool IsRecoverable() const;
 
   // From now on one of `ranks`, before any Backward of the sequence. INVALID_ARGUMENT.
   absl::Status Join(uint32_t rank, uint32_t ranks);
@@ -212,6 +215,7 @@ class RemoteModule {
   // Belongs to the present sequence and life: token and bytes of x.
   std::vector<std::pair<std::string, size_t>> unused_ ABSL_GUARDED_BY(log_mutex_);
   RedoLog log_ ABSL_GUARDED_BY(log_mutex_);
+  uint64_t durable_sequence_ ABSL_GUARDED_BY(log_mutex_) = 0;  // what a restart would find
   uint64_t snapshot_every_ ABSL_GUARDED_BY(log_mutex_) = 0;
   uint64_t snapshot_sequence_ ABSL_GUARDED_BY(log_mutex_) = 0;
   std::shared_ptr<const SentPut> snapshot_ ABSL_GUARDED_BY(log_mutex_);  // null: none

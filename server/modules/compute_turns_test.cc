@@ -11,8 +11,8 @@
 
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "server/modules/call_pace.h"
 #include "server/modules/device_turns.h"
-#include "server/modules/module_load.h"
 
 namespace attnd {
 namespace {

@@ -114,7 +114,7 @@ absl::Status ActivationPressure(absl::string_view message) {
 absl::Status ModulesDraining() {
   return WithRetryAfter(
       Failure(StatusCode::kUnavailable, reason::kDraining,
-              "this server is draining: step, get the tensors, and go on elsewhere"),
+              "this server is draining: wait for its restart, or take the module to another"),
       absl::Seconds(1));
 }
 

@@ -102,9 +102,7 @@ void ModulesService::Serve(ModuleMethod method, CallStream& stream, const std::s
                   CallWait{stream.stop(), std::min(latest, DeadlineOf(stream.context()))},
                   absl::ZeroDuration(),
                   {.began = begin}};
-  load_.Began();
   const absl::Status status = deps_.calls.Run(method, call);
-  load_.Ended(call.compute);
   if (call.compute > absl::ZeroDuration()) {
     deps_.streams.calls.recent_work().Answered(call.compute);
   }
@@ -146,9 +144,9 @@ void ModulesService::Finish(ModuleMethod method, CallStream& stream, const std::
 }
 
 void ModulesService::AddLoad(CallStream& stream, const std::string& caller) {
-  double queue = absl::ToDoubleSeconds(load_.Queue());
-  Calls& calls = deps_.streams.calls;  // of attention too
-  for (int n = 0; n < calls.device_count(); ++n) queue += calls.admission().QueueSeconds(n);
+  double queue = 0;
+  const Calls& calls = deps_.streams.calls;
+  for (int n = 0; n < calls.device_count(); ++n) queue += calls.QueueSeconds(n);
   queue /= deps_.calls.device_count();
   const ModuleMemory& memory = deps_.calls.memory();
   const auto free = static_cast<double>(memory.FreeFor(caller).bytes);

@@ -15,7 +15,6 @@
 #include "server/metrics/module_metrics.h"
 #include "server/modules/call_stream.h"
 #include "server/modules/module_calls.h"
-#include "server/modules/module_load.h"
 #include "server/security/auth.h"
 
 namespace attnd {
@@ -74,7 +73,6 @@ class ModulesService final : public ModulesServiceBase {
   void AddLoad(CallStream& stream, const std::string& caller);
 
   const Deps deps_;
-  ModuleLoad load_;
   FairShares places_{kMaxModuleCalls};
   TaskQueue threads_;
 };

@@ -30,7 +30,7 @@
 #include "proto/attnd/v1/module.pb.h"
 #include "server/keep/module_memory.h"
 #include "server/modules/call_ledger.h"
-#include "server/modules/module_load.h"
+#include "server/modules/call_pace.h"
 #include "server/modules/module_state.h"
 
 namespace attnd {

@@ -29,7 +29,8 @@ def test_no_daemon_says_where_it_looked_and_what_to_do(native_library, rng):
 def test_error_of_a_server_says_what_to_do_below_its_message():
     error = attnd.OutOfRange("limits.max_rows: expected less", reason="MODULE_TOO_LARGE")
     assert str(error) == error.message and error.what_to_do.startswith("Set smaller limits (max_rows)")
-    assert getattr(error, "__notes__", ["what to do: " + error.what_to_do]) == ["what to do: " + error.what_to_do]
+    note = "MODULE_TOO_LARGE: " + error.what_to_do
+    assert getattr(error, "__notes__", [note]) == [note]
     wrong = attnd.InvalidArgument("q: expected 4 dimensions", reason="BAD_SHAPE")  # its message says it
     assert wrong.what_to_do == "" and not hasattr(wrong, "__notes__")
 

@@ -1,9 +1,12 @@
 """attnd.register: a stack of layers on a daemon, from NumPy."""
 import contextlib
 import json
+import signal
 import socket
 import subprocess
 import threading
+import time
+import warnings
 
 import numpy as np
 import pytest
@@ -187,6 +190,35 @@ def test_killed_and_restarted_daemon_gives_the_same_bits(own_daemon, daemon, rng
         np.testing.assert_array_equal(found[1][name], array)
 
 
+def test_a_restart_of_the_only_daemon_is_waited_for(daemon, rng):
+    """As an upgrade does it: calls meet a daemon that drains, one that ends, nobody, and one that is new."""
+    xs, dys = np.float32(rng.normal(size=(2, 40, 2, 2, 5, 16)))
+    weights = {p.name: np.float32(rng.normal(size=p.shape) * 0.2) for p in small_layout().parameters}
+    restarted, found = Daemon("--drain_delay", "1"), []
+
+    def start_again():
+        restarted.process.wait(60)
+        restarted.start()
+    starter = threading.Thread(target=start_again)
+
+    def stop(step):
+        if where is restarted and step == 1 and starter.ident is None:
+            restarted.process.send_signal(signal.SIGTERM)
+            starter.start()
+        if where is restarted and 1 < step < 39 and starter.is_alive():
+            time.sleep(0.02)  # so that it drains while steps are still to come
+    for where in (daemon, restarted):
+        with attnd.connect(where.address, wait_for_ready=True, timeout=60) as client:
+            module = attnd.register(small_layout(), client, name="restarted", optimizer=attnd.AdamW(), max_rows=64)
+            module.put(weights)
+            found.append(train(module, xs, dys, 40, stop))
+            module.release()
+    starter.join()
+    restarted.stop()
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(found[1][name], array)
+
+
 def test_state_beyond_the_log_is_lost(own_daemon, rng):
     with attnd.connect(own_daemon.address, wait_for_ready=True, timeout=60) as client:
         module = attnd.register(small_layout(), client, name="lost", optimizer=attnd.AdamW(), max_rows=64, replay_mib=0)
@@ -200,6 +232,24 @@ def test_state_beyond_the_log_is_lost(own_daemon, rng):
         draw(module, rng)  # a checkpoint: it goes on from there
         module.forward(np.ones((1, 4, 16), np.float32))
         assert module.sequence == 1
+
+
+def test_who_could_lose_a_module_is_warned_once(daemon, rng):
+    x = np.ones((64, 64, 16), np.float32)  # 256 KiB, twice a step
+
+    def steps(**options):
+        with attnd.connect(daemon.address) as client, warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            module = attnd.register(small_layout(), client, name="warned", optimizer=attnd.AdamW(), max_rows=4096, **options)
+            draw(module, rng)
+            for _ in range(6):
+                module.backward(x, module.forward(x, keep=True)[1])
+                module.step(1e-3)
+            module.release()
+        return [str(warning.message) for warning in told]
+    warned, = steps(replay_mib=1)
+    assert "last 1 MiB of calls" in warned and "snapshot_every=50" in warned
+    assert steps(replay_mib=1, snapshot_every=0) == steps(replay_mib=1, snapshot_every=2) == steps() == []
 
 
 def test_a_second_owner_takes_a_module_and_the_first_is_told_so(daemon, rng):

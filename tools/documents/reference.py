@@ -145,7 +145,7 @@ def metrics_page(text):
 
 
 CURES = "client/python/attnd/_cures.py"
-CURES_HEAD = '''"""The notes of errors from a server, by (code, reason): what to do. `./dev docs` writes this file."""
+CURES_HEAD = '''"""The notes of errors, by (code, reason): what to do. `./dev docs` writes this file."""
 from __future__ import annotations
 
 from typing import Dict, Tuple
@@ -157,7 +157,7 @@ CURES: Dict[Tuple[str, str], str] = {
 def cures():
     """Returns the Python file of what to do; a message about an argument says it itself."""
     lines = ""
-    for code, name, _, cure in reasons():
+    for code, name, _, cure in reasons() + reasons("kClientReasons"):
         if code != "INVALID_ARGUMENT":
             words = textwrap.wrap(cure.replace("`", ""), 110, break_on_hyphens=False)
             literal = "\n".join(f"        {json.dumps(part + ' ' * (n + 1 < len(words)))}" for n, part in enumerate(words))

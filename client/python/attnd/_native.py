@@ -157,6 +157,7 @@ _PROTOTYPES.update({
     "attnd_module_status": (ctypes.c_int, [_pointer, _pointer]),
     "attnd_module_list": (ctypes.c_int, [_pointer, _pointer]),
     "attnd_module_keep_snapshots": (None, [_pointer, ctypes.c_uint64]),
+    "attnd_module_is_recoverable": (ctypes.c_int, [_pointer]),
     "attnd_module_join": (ctypes.c_int, [_pointer, ctypes.c_int32, ctypes.c_int32, _pointer]),
     "attnd_module_follow": (ctypes.c_int, [_pointer, _pointer]),
     "attnd_module_sequence": (ctypes.c_uint64, [_pointer]),

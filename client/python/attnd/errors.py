@@ -35,7 +35,8 @@ class AttndError(RuntimeError):
         field: the argument or wire field that is wrong; "" when none is.
         metadata: further facts, e.g. {"expected": "1..256", "got": "300"}.
         retry_after: seconds after which the server says a retry may succeed, or None.
-        what_to_do: a sentence for people, "" where the message says it; Python 3.11 and later print it below the message.
+        what_to_do: a sentence for people, "" where the message says it. Python 3.11 and later print it with the reason
+            below the message.
     """
 
     code = "UNKNOWN"
@@ -51,7 +52,7 @@ class AttndError(RuntimeError):
         self.what_to_do = CURES.get((self.code, reason), "")
         add_note = getattr(self, "add_note", None)
         if self.what_to_do and add_note is not None:
-            add_note(f"what to do: {self.what_to_do}")
+            add_note(f"{reason}: {self.what_to_do}")
 
     def __str__(self) -> str:
         return self.message

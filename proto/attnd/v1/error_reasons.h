@@ -157,8 +157,9 @@ inline constexpr ErrorReason kErrorReasons[] = {
      "Other calls have reserved the GPU's memory, or leases that are too young to evict hold it.",
      "Try another replica at once, or wait as RetryInfo says (attnd's clients do). If it lasts, "
      "lower `--lease_hbm_fraction`, or release modules that nobody uses."},
-    {"UNAVAILABLE", reason::kDraining, "The server is about to stop.",
-     "Try another replica (attnd's clients do)."},
+    {"UNAVAILABLE", reason::kDraining, "The server is about to stop, or to be started again.",
+     "Try another replica: give the client a second address. With `wait_for_ready` attnd's clients "
+     "wait for the restart too."},
     {"UNAVAILABLE", reason::kDeviceLost,
      "The GPU failed for good; the server restarts when its other GPUs have finished.",
      "Try another replica. The operator looks at `dmesg` for Xid errors."},
@@ -271,6 +272,11 @@ inline constexpr ErrorReason kClientReasons[] = {
      "Call it first, in each process that is spawned too."},
     {"UNAVAILABLE", "UNREACHABLE", "No daemon answers at the address.",
      "Start one there, look at firewalls and at TLS on both sides; `attnctl health` on its host."},
+    {"UNAVAILABLE", "NO_ADDRESS",
+     "The folder, file or DNS name that the client was given has no daemon's address.",
+     "Start a daemon; each file in a folder of addresses has a line `host:port`."},
+    {"UNAVAILABLE", "CANCELLED_BY_SERVER", "The daemon ended the call, as it does when it stops.",
+     "Give a second address, or `wait_for_ready` to wait for its restart."},
     {"DEADLINE_EXCEEDED", "TIMEOUT", "No answer came within the client's timeout.",
      "Give the call a longer `timeout` if the daemon is merely slow."},
     {"NOT_FOUND", "NO_PROGRAM", "`attnd.serve()` found no daemon to start.",
@@ -283,8 +289,8 @@ inline constexpr ErrorReason kClientReasons[] = {
     {"FAILED_PRECONDITION", "STATE_LOST",
      "The daemon no longer has the state of the module, and the client has not kept what would "
      "make it again.",
-     "Load your own checkpoint, from which the module goes on; `--module_state_dir` and "
-     "`snapshot_every=` keep states."},
+     "Load your own checkpoint, from which the module goes on. Next time give `snapshot_every=`, or "
+     "a `replay_mib=` that holds all calls since the daemon's last saved state."},
     {"FAILED_PRECONDITION", "NOT_STICKY",
      "Calls of a module without `replay_mib`, or of a group, reach several daemons behind one "
      "address.",

@@ -24,7 +24,7 @@ __all__ = ["assign_", "clip_grad_norm_", "fetch", "local_gradients", "local_weig
 def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = "server", name: Optional[str] = None,
             precision: Optional[Precision] = None, max_rows: Optional[int] = None, kept_rows: Optional[int] = None,
             durability: Literal["process", "host", "disk"] = "process", replay_mib: int = 512,
-            snapshot_every: int = 0, timeout: Optional[float] = None, server: str = "", servers: Sequence[str] = (),
+            snapshot_every: Optional[int] = None, timeout: Optional[float] = None, server: str = "", servers: Sequence[str] = (),
             group: Any = None) -> Union[RemoteStack, RemoteRanges]:
     """The layers of a ModuleList or Sequential, or one layer, as one module on a daemon: docs/MODULES.md.
 
@@ -36,7 +36,8 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
     given up with the stack. precision: None: float32 where the connection has none of its own. max_rows, kept_rows: rows of
     a call, and of all between forward and backward; None: the first call's, and twice as many. durability: what the daemon
     keeps of it through a restart. replay_mib: of calls kept here for what it does not. snapshot_every: after so many steps
-    weights and moments are copied here, and earlier calls need not be kept; 0: never. server: a connection's name; servers:
+    weights and moments are copied here, and earlier calls need not be kept; 0: never; None: never, with one warning when a
+    restart of the daemon would lose the module. server: a connection's name; servers:
     several, which get consecutive layers each. group: a torch.distributed group whose ranks train one module together, as
     DistributedDataParallel's do: docs/FLEET.md.
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import warnings
 from typing import Any, Dict, Iterable, List, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -172,7 +173,7 @@ class _Native:
 def register(layout: Layout, client: Union[str, Client], *, name: str, optimizer: Optimizer = None,
              groups: Sequence[int] = (), max_rows: int = 16384, kept_rows: Optional[int] = None,
              max_memory_rows: Optional[int] = None, durability: Durability = "process", ttl: float = 3600.0,
-             replay_mib: int = 512, snapshot_every: int = 0, timeout: Optional[float] = None) -> Module:
+             replay_mib: int = 512, snapshot_every: Optional[int] = None, timeout: Optional[float] = None) -> Module:
     """A module of that name on one of the client's daemons; a new one has no weights until they are put. Who had it before
     gets FailedPrecondition (MODULE_TAKEN) from now on.
 
@@ -182,7 +183,8 @@ def register(layout: Layout, client: Union[str, Client], *, name: str, optimizer
     The daemon's memory is reserved for them. durability: what the daemon keeps through a restart:
     nothing ("process"), or the state as of a while ago. ttl: seconds that the daemon keeps it unused. replay_mib: of calls
     kept here, to be replayed where the daemon lost them. snapshot_every: after so many steps and puts the state is copied
-    here, and calls before it need not be kept; 0: never.
+    here, and calls before it need not be kept; 0: never; None: never, with one warning when a restart of the daemon would
+    lose the module.
     """
     made = client if isinstance(client, Client) else connect(client)
     most = 0 if not layout.memory_width else max_rows if max_memory_rows is None else max_memory_rows
@@ -197,7 +199,7 @@ class Module:
     """A stack of layers on a daemon. Made by attnd.register. Any thread may call any method."""
 
     def __init__(self, client: Client, registration: Registration, replay_mib: int = 512,
-                 timeout: Optional[float] = None, snapshot_every: int = 0) -> None:
+                 timeout: Optional[float] = None, snapshot_every: Optional[int] = None) -> None:
         if not isinstance(registration.layout, Layout):
             raise wrong_type("layout", "an attnd.modules.Layout", registration.layout)
         self.client, self.registration, self.layout = client, registration, registration.layout
@@ -212,9 +214,10 @@ class Module:
         self._explained(call, run, handle.pointer, request, len(request), replay_mib << 20)
         self._native = _Native(handle, pointer[0] or 0)
         reply = call.result()
-        if snapshot_every < 0:
+        if snapshot_every is not None and snapshot_every < 0:
             raise wrong("snapshot_every", "0 or above", snapshot_every)
-        handle.library.attnd_module_keep_snapshots(self._native.pointer, snapshot_every)
+        handle.library.attnd_module_keep_snapshots(self._native.pointer, snapshot_every or 0)
+        self._replay_mib, self._warns_of_loss = replay_mib, snapshot_every is None and replay_mib > 0
         self.plan: Dict[str, Any] = reply["plan"]
         self.owner_epoch = int(reply["status"]["owner_epoch"])
         self.weights_complete = bool(reply["status"]["weights_complete"])
@@ -413,6 +416,12 @@ class Module:
 
     def _step(self, request: bytes, timeout: Optional[float]) -> StepResult:
         found = self._run("attnd_module_step", request, len(request), timeout=timeout).result()
+        if self._warns_of_loss and not self._native.library.attnd_module_is_recoverable(self._native.pointer):
+            self._warns_of_loss = False
+            warnings.warn(f"attnd: a restart of the daemon would now lose the state of the module {self.registration.name}: "
+                          f"the last {self._replay_mib} MiB of calls (replay_mib) do not reach back to a state that is kept. "
+                          "Give snapshot_every=50, for example, to keep a copy here, or snapshot_every=0 if your own "
+                          "checkpoints are enough.", RuntimeWarning, stacklevel=3)
         return StepResult(found["applied"], int(found["sequence"]), int(found["durable_sequence"]),
                           int(found["optimizer_step"]), math.sqrt(max(0.0, float(found["squared_norm"]))), found["finite"])
 

@@ -53,7 +53,7 @@ class StackOptions(NamedTuple):
     kept_rows: Optional[int]
     durability: str
     replay_mib: int
-    snapshot_every: int
+    snapshot_every: Optional[int]
     timeout: Optional[float]
 
 
@@ -360,7 +360,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
             module: Module = GroupModule.make(self._client, self.ranks, wanted, options.timeout)
             max_rows, memory_rows = module.registration.max_rows, module.registration.max_memory_rows
         else:
-            module = Module(self._client, wanted, options.replay_mib, options.timeout, options.snapshot_every)
+            module = Module(self._client, wanted, options.replay_mib, options.timeout,
+                            options.snapshot_every if options.server_optimizer else 0)
         if options.server_optimizer:
             self._parts.put(module, {"weight": {name: host(tensor) for name, tensor in weights.items()}}, complete=True,
                             timeout=options.timeout)
