@@ -157,6 +157,8 @@ def test_each_alert_has_a_runbook_and_a_board():
 def test_the_table_of_alerts_has_each_with_its_severity():
     rows = dict(re.findall(r"^\| \[(\w+)\]\(runbooks/\1\.md\) \| (\w+) \|", read("docs", "DEPLOY.md"), re.M))
     assert rows == {r["alert"]: r["labels"]["severity"] for r in alert_rules() if "alert" in r}
+    pages = re.findall(r"^\| \[(\w+)\]\(runbooks/\1\.md\) \|", read("docs", "operate.md"), re.M)
+    assert sorted(pages) == sorted(name for name, severity in rows.items() if severity == "page")
 
 
 def test_runbooks_name_attnctls_commands():

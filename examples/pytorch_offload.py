@@ -33,7 +33,7 @@ class Model(nn.Module):
 attnd.torch.connect(wait_for_ready=True, timeout=120, precision="f16")  # a V100 computes layers in 16 bits
 torch.manual_seed(1)
 model = Model()
-model.encoder.layers = attnd.torch.offload(model.encoder.layers)  # the first of two lines that differ
+model.encoder.layers = attnd.torch.offload(model.encoder.layers, snapshot_every=10)  # the first of two lines that differ
 optimizer = attnd.torch.optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3))  # the second
 first = 0
 if os.path.exists(path):

@@ -2,6 +2,7 @@
 
 Each comparison yields what differs, and is also given a mistake that it must find.
 """
+import ast
 import collections
 import json
 import os
@@ -317,6 +318,44 @@ def test_options_of_the_client_are_documented_with_their_defaults():
         assert any(line.startswith(found + ":") for line in compare_options(header.replace(old, new, 1), page)), found
 
 
+# ---- Python's arguments.
+
+ARGUMENTS = {"connect": ("client.py", "start.md"), "offload": ("modules/interface.py", "MODULES.md")}
+
+
+def arguments_of(source, function):
+    """{argument: its default}, ... for an argument without one."""
+    (found,) = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == function]
+    of = found.args
+    defaults = [None] * (len(of.args) - len(of.defaults)) + [*of.defaults]
+    return {argument.arg: ... if default is None else ast.literal_eval(default)
+            for argument, default in [*zip(of.args, defaults), *zip(of.kwonlyargs, of.kw_defaults)]}
+
+
+def compare_arguments(source, function, page):
+    rows = page[page.index("| argument"):]
+    documented = {cells[0].strip("`"): cells[1].strip("`") for cells in table(rows[:rows.index("\n\n")], "`")}
+    existing = arguments_of(source, function)
+    for name in sorted(set(documented) ^ set(existing)):
+        yield f"{name}: documented, or there, but not both"
+    for name in sorted(set(documented) & set(existing)):
+        default, words = existing[name], documented[name] or "..."
+        is_described = default is None and "else" in words  # what stands in the place of None
+        if not is_described and ast.literal_eval(words) != default:
+            yield f"{name}: its default is {default}, documented {words}"
+
+
+@pytest.mark.parametrize("function, planted", [("connect", ("| `retries` | 2 |", "| `retries` | 3 |")),
+                                               ("connect", ("| `retries` | 2 |", "| `retry` | 2 |")),
+                                               ("offload", ("| `512` |", "| `256` |")),
+                                               ("offload", ("`servers`", "`more`"))])
+def test_arguments_of_python_are_documented_with_their_defaults(function, planted):
+    path, name = ARGUMENTS[function]
+    source, page = read("client", "python", "attnd", path), read("docs", name)
+    assert not list(compare_arguments(source, function, page))
+    assert list(compare_arguments(source, function, page.replace(*planted, 1)))
+
+
 # ---- Figures.
 
 def test_pages_of_figures_are_made_from_the_results():
@@ -402,6 +441,18 @@ def wrong_gains(page):
         true = estimate("--shape", "8,16,512,64", *rates)["pays_off_from_length"]
         if abs(float(cells[-1]) / true - 1) > 0.01:
             yield f"{cells[0]} cores, from: {true:.0f}, documented {cells[-1]}"
+
+
+def printed_estimates(page):
+    """(what attnctl prints, what the page shows) of each estimate whose output is shown."""
+    for line, shown in re.findall(r"^attnctl (estimate .*)\n```\n\nIt prints:\n\n```text\n(.*?)^```$", page, re.M | re.S):
+        yield run(ATTNCTL, *line.split()), shown
+
+
+def test_an_estimate_that_is_shown_is_what_attnctl_prints():
+    page = read("docs", "start.md")
+    assert [printed for printed, shown in printed_estimates(page) if printed == shown]
+    assert not [shown for printed, shown in printed_estimates(page.replace("17.6 GiB", "17.5 GiB")) if printed == shown]
 
 
 def wrong_factors(page):

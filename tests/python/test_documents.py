@@ -39,7 +39,8 @@ TRIED_ELSEWHERE = {  # a kind of block, or a program, that needs root, a cluster
     "systemctl": ("deploy/deploy_test.py", "verify_unit("), "envoy": ("tests/python/test_envoy.py", '"validate"'),
     "pip": ("tests/python/test_package.py", "readme_blocks("), "python3": ("tests/python/test_package.py", "readme_blocks("),
     ".": ("tests/python/test_package.py", "readme_blocks(")}
-OF_THE_HOST = ("apt-get", "cat", "cp", "export", "mkdir")  # change the reader's host; the files that they name are looked up
+# These change the reader's host; the files that they name are looked up.
+OF_THE_HOST = ("apt-get", "cat", "cp", "echo", "export", "mkdir", "tar")
 
 
 def read(page):

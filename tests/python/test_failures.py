@@ -26,6 +26,27 @@ def test_no_daemon_says_where_it_looked_and_what_to_do(native_library, rng):
     assert "127.0.0.1:1" in str(caught.value) and "is attnd running there, without TLS?" in str(caught.value)
 
 
+def test_a_folder_or_file_without_addresses_is_named(native_library, tmp_path):
+    empty, missing = tmp_path / "empty", tmp_path / "missing"
+    empty.mkdir()
+    (empty / ".hidden").write_text("gpu1:7070\n")
+    (empty / "port").write_text("7070\n")
+    listed = tmp_path / "listed"
+    listed.write_text("127.0.0.1:1\n")
+    for address, words in ((f"dir:{missing}", f"there is no folder {missing}"),
+                           (f"file:{missing}", f"there is no file {missing}"),
+                           (f"dir:{empty}", f"no file in the folder {empty} has a line host:port"),
+                           (f"file:{empty / 'port'}", f"the file {empty / 'port'} does not have a line host:port"),
+                           (f"file:{listed}", "is attnd running there")):
+        with attnd.connect(address, timeout=10, retries=0) as client, pytest.raises(attnd.Unavailable) as caught:
+            client.info()
+        assert words in str(caught.value), caught.value
+        assert caught.value.reason == ("UNREACHABLE" if "running" in words else "NO_ADDRESS")
+    with attnd.connect(f"dir:{missing}", timeout=1, wait_for_ready=True) as client, \
+            pytest.raises(attnd.DeadlineExceeded, match="there is no folder"):
+        client.info()
+
+
 def test_error_of_a_server_says_what_to_do_below_its_message():
     error = attnd.OutOfRange("limits.max_rows: expected less", reason="MODULE_TOO_LARGE")
     assert str(error) == error.message and error.what_to_do.startswith("Set smaller limits (max_rows)")

@@ -1,4 +1,4 @@
-"""The notes of errors from a server, by (code, reason): what to do. `./dev docs` writes this file."""
+"""The notes of errors, by (code, reason): what to do. `./dev docs` writes this file."""
 from __future__ import annotations
 
 from typing import Dict, Tuple
@@ -37,7 +37,8 @@ CURES: Dict[Tuple[str, str], str] = {
         "Try another replica at once, or wait as RetryInfo says (attnd's clients do). If it lasts, lower "
         "--lease_hbm_fraction, or release modules that nobody uses.",
     ("UNAVAILABLE", "DRAINING"):
-        "Try another replica (attnd's clients do).",
+        "Try another replica: give the client a second address. With wait_for_ready attnd's clients wait for the "
+        "restart too.",
     ("UNAVAILABLE", "DEVICE_LOST"):
         "Try another replica. The operator looks at dmesg for Xid errors.",
     ("DEADLINE_EXCEEDED", "DEADLINE_UNMEETABLE"):
@@ -101,4 +102,23 @@ CURES: Dict[Tuple[str, str], str] = {
         "Use another replica, or DURABILITY_PROCESS. The operator looks at the folder's space and rights.",
     ("INTERNAL", "ENGINE_FAILED"):
         "Retry once on another replica, and report it.",
+    ("UNAVAILABLE", "NOT_CONNECTED"):
+        "Call it first, in each process that is spawned too.",
+    ("UNAVAILABLE", "UNREACHABLE"):
+        "Start one there, look at firewalls and at TLS on both sides; attnctl health on its host.",
+    ("UNAVAILABLE", "NO_ADDRESS"):
+        "Start a daemon; each file in a folder of addresses has a line host:port.",
+    ("UNAVAILABLE", "CANCELLED_BY_SERVER"):
+        "Give a second address, or wait_for_ready to wait for its restart.",
+    ("DEADLINE_EXCEEDED", "TIMEOUT"):
+        "Give the call a longer timeout if the daemon is merely slow.",
+    ("NOT_FOUND", "NO_PROGRAM"):
+        "Install the wheel attnd-server, or name a program.",
+    ("UNIMPLEMENTED", "UNKNOWN_CALL"):
+        "Check the address and both versions.",
+    ("FAILED_PRECONDITION", "STATE_LOST"):
+        "Load your own checkpoint, from which the module goes on. Next time give snapshot_every=, or a replay_mib= that "
+        "holds all calls since the daemon's last saved state.",
+    ("FAILED_PRECONDITION", "NOT_STICKY"):
+        "Let the proxy hash the metadata attnd-module, or give the daemons' own addresses.",
 }
