@@ -1,6 +1,8 @@
 #include "client/attention_client.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -386,17 +388,25 @@ TEST(AttentionClient, WorksAgainWhenTheServerHasRestarted) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// Nobody listens at the first address, which a daemon that was killed may have left behind.
+// A daemon is killed before it has greeted the client, and another one's address replaces its own.
 TEST(AttentionClient, LeavesAnAddressThatItsNameHasNoMoreWhileItWaitsForAConnection) {
   FakeServer server("127.0.0.1:0");
+  const int killed = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(killed, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(killed, 1), 0);
+  ASSERT_EQ(getsockname(killed, reinterpret_cast<sockaddr*>(&address), &size), 0);
   const std::string folder = absl::StrCat(testing::TempDir(), "/gone.", getpid());
   const std::string file = folder + "/0.addr", hidden = folder + "/.0";
   std::filesystem::create_directory(folder);
-  std::ofstream(file) << "127.0.0.1:1\n";
+  std::ofstream(file) << "127.0.0.1:" << ntohs(address.sin_port) << "\n";
   auto client = Connected(
       {.addresses = {"dir:" + folder}, .timeout = absl::Minutes(2), .wait_for_ready = true});
   std::thread restart([&] {
-    absl::SleepFor(absl::Milliseconds(300));  // any time is right; most often the call waits by then
+    const int connection = accept(killed, nullptr, nullptr);  // the call waits for it by now
+    close(killed);
+    close(connection);
     std::ofstream(hidden) << server.address() << "\n";
     std::filesystem::rename(hidden, file);
   });

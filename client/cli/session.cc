@@ -61,7 +61,7 @@ Session::Session(CLI::App& app)
   app.add_option("--tls-cert", certificate_file_, "client certificate for mutual TLS (PEM file)");
   app.add_option("--tls-key", key_file_, "its private key (PEM file)");
   app.add_option("--tls-server-name", server_name_, "name expected in the server's certificate");
-  app.add_option("--token-file", token_file_, "file with a bearer token")
+  app.add_option("--token-file", token_file_, "file with a bearer token alone")
       ->envname("ATTND_TOKEN_FILE");
   app.add_option("--proxy", proxy_,
                  "http://host:port of a proxy to connect through, or environment: that of "

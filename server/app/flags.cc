@@ -258,16 +258,16 @@ void AddModules(CLI::App& app, ServerOptions& o, RawFlags& raw) {
       "memory for modules. 0: none, -1: as --memory_limit_mib, on GPUs --module_hbm_fraction. "
       "Copies there take as much of the host's.");
   add("--module_hbm_fraction", o.modules.hbm_fraction,
-      "share of the reserved GPU memory for modules, if --module_memory_mib is -1. Raise it if "
-      "only modules run.");
+      "share for modules of the GPU memory for launches (88 % of the reserved), if "
+      "--module_memory_mib is -1. Raise it if only modules run.");
   add("--caller_module_mib", raw.caller_module_mib,
       "how much of --module_memory_mib one caller may use. 0: all of it. Set it on a shared "
       "daemon.");
   add("--max_modules", o.modules.max_modules,
       "modules of all callers together. Raise it for many small ones.");
   app.add_option("--module_state_dir", o.modules.state_dir,
-                 "private folder (mode 0700) for modules that survive a crash, on a tmpfs or a "
-                 "disk. It holds everything twice. Empty: none.")
+                 "private folder (mode 0700), on a tmpfs or a disk, for modules whose callers ask for "
+                 "durability. It holds everything twice. Empty: none.")
       ->group(group);
   add("--module_state_mib", raw.module_state_mib,
       "most that states may take there, half of it for one caller. 0: eight times "
@@ -319,7 +319,8 @@ void AddOperation(CLI::App& app, ServerOptions& o, RawFlags& raw) {
       ->capture_default_str()
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
       ->group(group);
-  app.add_option("--slow_call_seconds", raw.slow_call_s, "a call that took longer is logged.")
+  app.add_option("--slow_call_seconds", raw.slow_call_s,
+                 "a call of attention that took longer is logged.")
       ->capture_default_str()
       ->group(group);
   app.add_option("--otlp_endpoint", o.otlp_endpoint,

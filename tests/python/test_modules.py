@@ -248,7 +248,7 @@ def test_who_could_lose_a_module_is_warned_once(daemon, rng):
             module.release()
         return [str(warning.message) for warning in told]
     warned, = steps(replay_mib=1)
-    assert "last 1 MiB of calls" in warned and "snapshot_every=50" in warned
+    assert "last 1 MiB of calls" in warned and "snapshot_every=10" in warned
     assert steps(replay_mib=1, snapshot_every=0) == steps(replay_mib=1, snapshot_every=2) == steps() == []
 
 

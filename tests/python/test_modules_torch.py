@@ -495,3 +495,28 @@ def test_example_ends_with_the_local_loss_though_its_daemon_is_killed():
         assert 1 < moved / (4 * 2 * 16 * 32 * 4) < 1.15  # headers and tokens beside the tensors
     finally:
         own.stop()
+
+
+def test_new_weights_begin_anew_where_the_state_was_lost(own_daemon):
+    """Also while the output of a call that was not computed before the loss is still somebody's."""
+    attnd.torch.connect(own_daemon.address, timeout=60, wait_for_ready=True)
+    try:
+        torch.manual_seed(0)
+        layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True) for _ in range(2))
+        weights = {name: tensor.clone() for name, tensor in layers.state_dict().items()}
+        x = torch.randn(2, 5, 16)
+        expected = layers[1](layers[0](x)).detach()
+        stack = attnd.torch.offload(layers, replay_mib=0)
+        assert torch.allclose(stack[1](stack[0](x)), expected, atol=1e-5)
+        waiting = stack[1](stack[0](x))
+        own_daemon.kill()
+        own_daemon.start()
+        with pytest.raises(attnd.FailedPrecondition) as lost:
+            stack[1](stack[0](x)).sum().backward()
+        assert lost.value.reason == "STATE_LOST"
+        stack.load_state_dict(weights)
+        assert torch.allclose(stack[1](stack[0](x)), expected, atol=1e-5)
+        with pytest.raises(attnd.FailedPrecondition):
+            waiting.sum()
+    finally:
+        attnd.torch.disconnect()

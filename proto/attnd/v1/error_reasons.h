@@ -289,8 +289,8 @@ inline constexpr ErrorReason kClientReasons[] = {
     {"FAILED_PRECONDITION", "STATE_LOST",
      "The daemon no longer has the state of the module, and the client has not kept what would "
      "make it again.",
-     "Load your own checkpoint, from which the module goes on. Next time give `snapshot_every=`, or "
-     "a `replay_mib=` that holds all calls since the daemon's last saved state."},
+     "Load your own checkpoint, from which the module goes on. Next time give `snapshot_every=`, "
+     "or a `replay_mib=` that holds all calls since the daemon's last saved state."},
     {"FAILED_PRECONDITION", "NOT_STICKY",
      "Calls of a module without `replay_mib`, or of a group, reach several daemons behind one "
      "address.",

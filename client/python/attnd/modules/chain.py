@@ -65,7 +65,7 @@ class Pending:
     done."""
 
     __slots__ = ("part", "chain", "seed", "drops", "before", "x", "value", "is_now", "is_kept", "is_used", "node", "output",
-                 "__weakref__")
+                 "error", "__weakref__")
 
     def __init__(self, chain: Chain, layers: Tuple[int, int], seed: Seed, drops: bool, before: Optional[Pending],
                  x: Optional[Tensor], is_now: bool = False) -> None:
@@ -80,6 +80,7 @@ class Pending:
         self.is_used = False  # by another layer
         self.node: Optional[int] = None  # its own in autograd's graph
         self.output: Any = lambda: None  # weak reference to the Deferred
+        self.error: Optional[FailedPrecondition] = None  # the weights that it was called with are lost
 
     def result(self) -> Tensor:
         if self.value is None:
@@ -94,6 +95,9 @@ class Pending:
             waiting = [self]
             while waiting[-1].before is not None and waiting[-1].before.part.run is None:
                 waiting.append(waiting[-1].before)
+            self.error = next((one.error for one in waiting if one.error is not None), None)
+            if self.error is not None:
+                raise self.error
             waiting.reverse()
             together: List[Pending] = []
             for one, following in zip(waiting, [*waiting[1:], self]):

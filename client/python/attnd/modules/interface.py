@@ -24,8 +24,8 @@ __all__ = ["assign_", "clip_grad_norm_", "fetch", "local_gradients", "local_weig
 def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = "server", name: Optional[str] = None,
             precision: Optional[Precision] = None, max_rows: Optional[int] = None, kept_rows: Optional[int] = None,
             durability: Literal["process", "host", "disk"] = "process", replay_mib: int = 512,
-            snapshot_every: Optional[int] = None, timeout: Optional[float] = None, server: str = "", servers: Sequence[str] = (),
-            group: Any = None) -> Union[RemoteStack, RemoteRanges]:
+            snapshot_every: Optional[int] = None, timeout: Optional[float] = None, server: str = "",
+            servers: Sequence[str] = (), group: Any = None) -> Union[RemoteStack, RemoteRanges]:
     """The layers of a ModuleList or Sequential, or one layer, as one module on a daemon: docs/MODULES.md.
 
         model.encoder.layers = attnd.torch.offload(model.encoder.layers)

@@ -419,8 +419,8 @@ class Module:
         if self._warns_of_loss and not self._native.library.attnd_module_is_recoverable(self._native.pointer):
             self._warns_of_loss = False
             warnings.warn(f"attnd: a restart of the daemon would now lose the state of the module {self.registration.name}: "
-                          f"the last {self._replay_mib} MiB of calls (replay_mib) do not reach back to a state that is kept. "
-                          "Give snapshot_every=50, for example, to keep a copy here, or snapshot_every=0 if your own "
+                          f"the last {self._replay_mib} MiB of calls (replay_mib) do not reach back to a state that is "
+                          "kept. Give snapshot_every=10, for example, to keep a copy here, or snapshot_every=0 if your own "
                           "checkpoints are enough.", RuntimeWarning, stacklevel=3)
         return StepResult(found["applied"], int(found["sequence"]), int(found["durable_sequence"]),
                           int(found["optimizer_step"]), math.sqrt(max(0.0, float(found["squared_norm"]))), found["finite"])

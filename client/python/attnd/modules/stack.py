@@ -451,7 +451,12 @@ class RemoteStack(Stepping, Owning, nn.Module):
         waiting, self._pending = list(self._pending), weakref.WeakSet()
         for pending in waiting:
             if pending.part.run is None and (pending.is_kept or pending.output() is not None):
-                pending.result()
+                try:
+                    pending.result()
+                except FailedPrecondition as error:
+                    if error.reason != "STATE_LOST":
+                        raise
+                    pending.error = error  # for whoever looks at it: new weights would make it another one
 
     def takes_alike(self, indices: Tuple[int, int], first: Tuple[Any, ...], first_named: Dict[str, Any],
                     arguments: Tuple[Any, ...], named: Dict[str, Any]) -> bool:
