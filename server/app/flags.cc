@@ -266,8 +266,8 @@ void AddModules(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   add("--max_modules", o.modules.max_modules,
       "modules of all callers together. Raise it for many small ones.");
   app.add_option("--module_state_dir", o.modules.state_dir,
-                 "private folder (mode 0700), on a tmpfs or a disk, for modules whose callers ask for "
-                 "durability. It holds everything twice. Empty: none.")
+                 "private folder (mode 0700), on a tmpfs or a disk, for modules whose callers ask "
+                 "for durability. It holds everything twice. Empty: none.")
       ->group(group);
   add("--module_state_mib", raw.module_state_mib,
       "most that states may take there, half of it for one caller. 0: eight times "
