@@ -80,9 +80,10 @@ def test_a_daemon_that_is_killed_takes_the_state_of_the_other(daemons, tmp_path,
         check_same(found, expected)
 
 
-def test_ranks_that_wait_for_each_other_in_backward_recover(daemons, tmp_path):
-    quiet = run_ranks(daemons, tmp_path, "ddp")
-    for found in run_ranks(daemons, tmp_path, "ddp", moments=["2 computed 0 1"]):
+@pytest.mark.parametrize("ranks, moment", [(4, "2 computed 0 1"), (2, "1 computed 0 1")])
+def test_ranks_that_wait_for_each_other_in_backward_recover(daemons, tmp_path, ranks, moment):
+    quiet = run_ranks(daemons, tmp_path, "ddp", ranks)
+    for found in run_ranks(daemons, tmp_path, "ddp", ranks, moments=[moment]):
         check_same(found, quiet[0])
 
 
