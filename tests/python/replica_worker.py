@@ -159,6 +159,34 @@ def run_refusals(rank, replicas):
     return found
 
 
+def run_losses(rank, replicas, reached):
+    """Nothing here brings back micro-batches that were not kept, and the state of all replicas."""
+    found = {}
+    model = Stack(group=dist.group.WORLD, replicas=replicas, replay_mib=0)
+    optimizer = attnd.torch.optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    def step(number):
+        optimizer.zero_grad()
+        stack_loss(model, number + rank).backward()
+        reached("computed", number)
+        optimizer.step()
+
+    step(0)
+    found["gradients"] = refused(lambda: step(2))  # of one replica
+    step(3)
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    for killed in range(REPLICAS):
+        if rank == killed:
+            reached("saved", 4)
+        dist.barrier()
+    found["state"] = refused(lambda: step(4))
+    optimizer.zero_grad()
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    step(4)
+    return {**found, "saved": saved["model"], "end": model.state_dict()}
+
+
 def main():
     addresses, path, case, *moments = sys.argv[1:]
     replicas = addresses.split(",")
@@ -175,6 +203,8 @@ def main():
             found = train(rank, Stack(group=dist.group.WORLD, replicas=replicas), reached)
         elif case == "ddp":
             found = train_ddp(rank, replicas, reached)
+        elif case == "losses":
+            found = run_losses(rank, replicas, reached)
         else:
             found = run_refusals(rank, replicas)
         torch.save(found, f"{path}.{rank}")

@@ -1,6 +1,7 @@
 """offload(layers, group=, replicas=): four ranks under torchrun train two copies of a stack, on two daemons, beside one
 process that adds up the same gradients in the documented order."""
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -85,6 +86,16 @@ def test_ranks_that_wait_for_each_other_in_backward_recover(daemons, tmp_path, r
     quiet = run_ranks(daemons, tmp_path, "ddp", ranks)
     for found in run_ranks(daemons, tmp_path, "ddp", ranks, moments=[moment]):
         check_same(found, quiet[0])
+
+
+def test_what_nothing_brings_back_is_said_and_a_checkpoint_goes_on(daemons, tmp_path):
+    moments = ["1 computed 2", "0 saved 4", "1 saved 4"]
+    one, other = run_ranks(daemons, tmp_path, "losses", ranks=2, moments=moments)
+    for found in (one, other):
+        assert re.search("rank 1, of replica 1 at .*, has lost the gradients of this step", found["gradients"])
+        assert "has lost its state, and no other replica gives its own" in found["state"]
+    check_same(one["end"], other["end"])
+    assert not torch.equal(one["end"]["layers.0.linear1.weight"], one["saved"]["layers.0.linear1.weight"])
 
 
 def test_what_does_not_fit_is_refused_by_name(daemons, tmp_path):

@@ -101,6 +101,7 @@ class Told(NamedTuple):
     sequence: int  # of its replica, as it knows it
     value: Any  # or None
     error: str  # "": none
+    reason: str
 
 
 class ReplicaModule(Module):
@@ -200,14 +201,14 @@ class ReplicaModule(Module):
         self._kept_bytes += 2 * rows.nbytes  # x too
         if self._kept_bytes > self._most_bytes:
             self._kept.clear()
-            if self._defers:
-                raise self._forgotten()
 
-    def _forgotten(self) -> AttndError:
-        return FailedPrecondition(
-            f"replicas: {self._ranks.who(self._ranks.rank)}, has lost the gradients of this step, and replay_mib="
-            f"{self._most_bytes >> 20} keeps less than its micro-batches: go on from your checkpoint, with a larger one",
-            reason="STATE_LOST", field="replicas")
+    def _check_kept(self) -> None:
+        """On all ranks together, so that all of them can compute the step again."""
+        if len(self._kept) < self._added:
+            raise FailedPrecondition(
+                f"replicas: {self._ranks.who(self._ranks.rank)}, has lost the gradients of this step, and replay_mib="
+                f"{self._most_bytes >> 20} keeps less than its micro-batches: call zero_grad and compute the step again",
+                reason="STATE_LOST", field="replicas")
 
     # ---- Calls of all ranks.
 
@@ -298,12 +299,15 @@ class ReplicaModule(Module):
             if not _is_lost(error):
                 raise
             self._take_state()
+        if self._defers:
+            self._check_kept()
         return self._defers
 
     def _complete(self) -> bool:
         """Sends the micro-batches of this step, as all ranks of the replica do. Whether the daemon has lost them again."""
         if not self._defers:  # it has lost them since this rank has asked
             self._take_state()
+            self._check_kept()
         try:
             for dy, activations in self._kept:
                 super().backward(dy, activations, want_dx=False, timeout=PATIENCE)
@@ -394,8 +398,6 @@ class ReplicaModule(Module):
             if done is not None:
                 self._discard()
         self._defers = True
-        if done is None and self._added and not self._is_summed and len(self._kept) < self._added:
-            raise self._forgotten()
 
     def _state_of_another(self, replicas: Iterable[int]) -> Tuple[Dict[str, Dict[str, Array]], int]:
         optimizer = self.registration.optimizer
@@ -433,13 +435,14 @@ class ReplicaModule(Module):
             raise failure
         for rank, one in enumerate(found):
             if one.error:
-                raise FailedPrecondition(f"{what}: {self._ranks.who(rank)}, has failed: {one.error}")
+                raise FailedPrecondition(f"{what}: {self._ranks.who(rank)}, has failed: {one.error}", reason=one.reason)
         self._current = found[self._ranks.replica].sequence
         return [one.value for one in found]
 
     def _tell(self, what: str, value: Any, failure: Optional[AttndError]) -> List[Told]:
         error = "" if failure is None else f"{type(failure).__name__}: {failure}"
-        found = [Told(*one) for one in self._ranks.gather((what, self._added, self.sequence, value, error))]
+        reason = "" if failure is None else failure.reason
+        found = [Told(*one) for one in self._ranks.gather((what, self._added, self.sequence, value, error, reason))]
         for rank, one in enumerate(found):
             for word, mine, first in (("the call of all ranks", one.what, found[0].what),
                                       ("the number of backwards since the last step", one.backwards, found[0].backwards)):
