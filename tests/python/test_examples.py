@@ -20,10 +20,15 @@ PROGRAMS = {  # the packages that each needs, and what its output must match
     "transformers_trainer.py": (["torch", "transformers", "accelerate"],
                                 r"loss: 0\.[67]\d* in the first 16 steps, 0\.[01]\d* in the last"),
 }
+RANKS = {  # of torchrun, two on two daemons
+    "slow_links.py": r"(?s)(?=.*round 0: loss [12]\.)(?=.*round 9: loss 0\.[0-5]).*add up to (\S+).*add up to \1",
+    "ring_attention.py": r"(?s)(.*causal (False|True): largest error of O, dQ, dK, dV: \d\.\de-0[67]\n){4}",
+}
 
 
-def environment(daemon):
-    return {**os.environ, "ATTND_ADDRESS": daemon.address, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+def environment(*daemons):
+    addresses = ",".join(one.address for one in daemons)
+    return {**os.environ, "ATTND_ADDRESS": addresses, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
 
 
 def run(daemon, *words):
@@ -39,7 +44,7 @@ def run_python(daemon, name, *arguments):
 
 def test_examples_are_short_and_all_are_run_here():
     files = {name for name in os.listdir(EXAMPLES) if not name.startswith((".", "_"))}
-    assert files == {*PROGRAMS, "attention.c", "attention.cc", "quickstart.ipynb", "BUILD"}
+    assert files == {*PROGRAMS, *RANKS, "attention.c", "attention.cc", "quickstart.ipynb", "BUILD"}
     for name in files - {"quickstart.ipynb", "BUILD"}:
         with open(os.path.join(EXAMPLES, name), encoding="utf-8") as file:
             assert 20 <= len(file.readlines()) <= 65, name
@@ -61,6 +66,15 @@ def test_masks_example_draws(daemon, tmp_path):
     pytest.importorskip("matplotlib")
     run_python(daemon, "draw_masks.py", str(tmp_path / "mask.png"))
     assert (tmp_path / "mask.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_example_of_several_ranks_runs(name, daemon, own_daemon):
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+                           os.path.join(EXAMPLES, name)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                          env=environment(daemon, own_daemon), timeout=300)
+    assert done.returncode == 0 and re.search(RANKS[name], done.stdout), (done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize("language", ["c99", "c++20"])

@@ -108,6 +108,9 @@ class Client:
                  token: Optional[str] = None, channels: int = 8, timeout: float = 30.0, retries: int = 2,
                  fallback: Fallback = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
                  proxy: Optional[str] = None, precision: ConnectPrecision = None) -> None:
+        self._options: ConnectOptions = dict(
+            tls=tls, token=token, channels=channels, timeout=timeout, retries=retries, fallback=fallback,
+            wait_for_ready=wait_for_ready, merge_partial_results=merge_partial_results, proxy=proxy)
         self.addresses = _addresses(address)
         self.fallback = _checks.word("fallback", fallback, ("error", "local"), '"error" or "local"')
         self._native_options = _native.ClientOptions(
@@ -124,6 +127,10 @@ class Client:
         self._closed = False
         self._handle()
         self.precision = self.choose_precision(precision)
+
+    def _at(self, address: str) -> Client:
+        """A client of another daemon, with this one's options but its precision."""
+        return Client(address, **self._options)
 
     def choose_precision(self, precision: ConnectPrecision) -> Optional[Precision]:
         """Decides connect's argument of that name for these daemons: "f16", "bf16" or None."""

@@ -26,9 +26,9 @@ from ..errors import FailedPrecondition
 from .module import GradientNorms, Module, ParameterStep, Registration, StepResult, StepValues
 from .parameters import stack_of
 
-__all__ = ["GroupModule", "Ranks", "mark_for_ddp"]
+__all__ = ["PATIENCE", "GroupModule", "Ranks", "described", "mark_for_ddp", "patient"]
 
-_PATIENCE = 600.0  # seconds that a rank waits for others where no timeout was given
+PATIENCE = 600.0  # seconds that a rank waits for others where no timeout was given
 Result = TypeVar("Result")
 _groups: List[Any] = []  # each that Ranks has used; they live until Python ends
 
@@ -127,8 +127,7 @@ class GroupModule(Module):
         needs = Needs(registration.max_rows, registration.kept_rows, registration.max_memory_rows).most(ranks)
         wanted = registration._replace(name=taken, max_rows=needs.max_rows, kept_rows=needs.kept_rows,
                                        max_memory_rows=needs.memory_rows)
-        ranks.agree("offload", {"the layers": hashlib.sha256(wanted.layout.serialize()).hexdigest()[:16],
-                                "the optimizer": str(wanted.optimizer), "durability": wanted.durability})
+        ranks.agree("offload", described(wanted, ()))
         made = ranks.first(lambda: GroupModule(client, ranks, wanted, timeout))
         owner = ranks.gather(None if made is None else made.owner_epoch)[0]  # without it, a name opens nothing
         return made if made is not None else GroupModule(client, ranks, wanted._replace(owner_epoch=owner), timeout)
@@ -139,16 +138,16 @@ class GroupModule(Module):
         self._run("attnd_module_join", ranks.rank, ranks.size)
 
     def forward(self, x: ArrayLike, **options: Any) -> Any:
-        return super().forward(x, **_patient(options))
+        return super().forward(x, **patient(options))
 
     def backward(self, dy: ArrayLike, activations: Any, **options: Any) -> Any:
         """Waits for the micro-batches before it, which other ranks may be computing."""
-        return super().backward(dy, activations, **_patient(options))
+        return super().backward(dy, activations, **patient(options))
 
     def parameter_stats(self, *, all_norms: bool = False, timeout: Optional[float] = None) -> List[GradientNorms]:
         """Norms of the mean over ranks, once all ranks' micro-batches are there."""
         size = self._ranks.size
-        found = super().parameter_stats(all_norms=all_norms, timeout=timeout or _PATIENCE)
+        found = super().parameter_stats(all_norms=all_norms, timeout=timeout or PATIENCE)
         return [GradientNorms(one.squared / (size * size), one.sum / size, one.largest / size) for one in found]
 
     def step_parameters(self, values: Sequence[StepValues], parameters: Sequence[ParameterStep], *,
@@ -160,7 +159,7 @@ class GroupModule(Module):
     def _step(self, request: bytes, timeout: Optional[float]) -> StepResult:
         self._ranks.agree("step", {"the number of steps": self.sequence,
                                    "the number of backwards since the last step": self.micro_batches})
-        return super()._step(request, timeout or _PATIENCE)
+        return super()._step(request, timeout or PATIENCE)
 
     def put_kinds(self, kinds: Mapping[str, Mapping[str, ArrayLike]], **options: Any) -> None:
         """Rank 0's tensors, for all."""
@@ -178,9 +177,15 @@ class GroupModule(Module):
         return found
 
 
-def _patient(options: Dict[str, Any]) -> Dict[str, Any]:
+def described(wanted: Registration, replicas: Sequence[str]) -> Dict[str, Any]:
+    """Ranks have to agree on these before they register."""
+    return {"the layers": hashlib.sha256(wanted.layout.serialize()).hexdigest()[:16],
+            "the optimizer": str(wanted.optimizer), "durability": wanted.durability, "replicas": list(replicas)}
+
+
+def patient(options: Dict[str, Any]) -> Dict[str, Any]:
     if options.get("timeout") is None:
-        options["timeout"] = _PATIENCE
+        options["timeout"] = PATIENCE
     return options
 
 

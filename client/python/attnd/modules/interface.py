@@ -15,6 +15,7 @@ from .local import assign_, fetch, local_gradients, local_weights
 from .optimizer import RemoteOptimizer, clip_grad_norm_, take_replaced
 from .owning import take_new
 from .ranges import RemoteRanges, cut
+from .replicas import Replicas
 from .stack import RemoteStack, StackOptions, describe_apart, stack_of
 
 __all__ = ["assign_", "clip_grad_norm_", "fetch", "local_gradients", "local_weights", "offload", "optimizer"]
@@ -25,7 +26,8 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
             precision: Optional[Precision] = None, max_rows: Optional[int] = None, kept_rows: Optional[int] = None,
             durability: Literal["process", "host", "disk"] = "process", replay_mib: int = 512,
             snapshot_every: Optional[int] = None, timeout: Optional[float] = None, server: str = "",
-            servers: Sequence[str] = (), group: Any = None) -> Union[RemoteStack, RemoteRanges]:
+            servers: Sequence[str] = (), group: Any = None, replicas: Sequence[str] = ()
+            ) -> Union[RemoteStack, RemoteRanges]:
     """The layers of a ModuleList or Sequential, or one layer, as one module on a daemon: docs/MODULES.md.
 
         model.encoder.layers = attnd.torch.offload(model.encoder.layers)
@@ -37,9 +39,10 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
     a call, and of all between forward and backward; None: the first call's, and twice as many. durability: what the daemon
     keeps of it through a restart. replay_mib: of calls kept here for what it does not. snapshot_every: after so many steps
     weights and moments are copied here, and earlier calls need not be kept; 0: never; None: never, with one warning when a
-    restart of the daemon would lose the module. server: a connection's name; servers:
-    several, which get consecutive layers each. group: a torch.distributed group whose ranks train one module together, as
-    DistributedDataParallel's do: docs/FLEET.md.
+    restart of the daemon would lose the module. server: a connection's name; servers: several, which get consecutive layers
+    each. group: a torch.distributed group whose ranks train one module together, as DistributedDataParallel's do; replicas:
+    beside it, addresses of daemons, each of which has a copy of the layers and the ranks r, r + len(replicas), ...; the
+    connection's other options hold for them too: docs/FLEET.md.
 
     Raises TypeError for a layer that cannot be offloaded, naming why.
     """
@@ -59,7 +62,11 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
         element = check_precision(precision or torch_connections.precision(server)) or "f32"
         return StackOptions(optimizer == "server", not several, name, element, max_rows, kept_rows, durability, replay_mib,
                             snapshot_every, timeout)
-    ranks = None if group is None else Ranks(group)
+    if replicas:
+        _check_replicas(replicas, group, servers, durability)
+        ranks: Optional[Ranks] = Replicas(group, replicas)
+    else:
+        ranks = None if group is None else Ranks(group)
     if ranks is not None and optimizer == "local":
         raise wrong("group", "None with optimizer=\"local\": DistributedDataParallel adds up gradients that come back",
                     group)
@@ -68,13 +75,33 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
                     "checkpoint", group)
     mark_for_ddp()
     if not servers:
-        return RemoteStack(named, torch_connections.client(server), options_of(server, name), ranks)
+        client = torch_connections.client(server)
+        if isinstance(ranks, Replicas):
+            client = ranks.connect(client)
+        return RemoteStack(named, client, options_of(server, name), ranks)
     clients = [torch_connections.client(server) for server in servers]
     describe_apart(named)  # refuses before anything changes
     ends = cut([layer for _, layer in named], len(servers))
     return RemoteRanges([
         RemoteStack(named[begin:end], client, options_of(server, name and f"{name}.{n}"), ranks)
         for n, (server, client, begin, end) in enumerate(zip(servers, clients, [0, *ends], ends))])
+
+
+def _check_replicas(replicas: Sequence[str], group: Any, servers: Sequence[str], durability: str) -> None:
+    if isinstance(replicas, str) or not all(isinstance(one, str) for one in replicas):
+        raise wrong("replicas", 'a list of addresses, such as ["gpu1:7070", "gpu2:7070"]', replicas)
+    twice = sorted({one for one in replicas if replicas.count(one) > 1})
+    if twice:
+        raise wrong("replicas", "each daemon once", f"{', '.join(twice)} twice")
+    if servers:
+        raise wrong("replicas", "no servers beside it: servers= cuts one copy of the layers, replicas= makes several",
+                    list(servers))
+    if group is None:
+        raise wrong("replicas", "group= beside it, whose ranks are divided over the replicas, such as "
+                    "group=torch.distributed.group.WORLD", "group=None")
+    if durability != "process":
+        raise wrong("durability", '"process" with replicas: a daemon that has lost its state takes that of another one',
+                    durability)
 
 
 @brief

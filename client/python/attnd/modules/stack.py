@@ -31,6 +31,7 @@ from .numbers import digest, host, own
 from .owning import Owning, optimizers
 from .parameters import GradientState, RemoteParameter, stack_of
 from .parts import Parts
+from .replicas import ReplicaModule, Replicas
 from .states import add_inner_hooks, add_stack_hooks, drop_inner_hooks
 from .stepping import Stepping
 from .watch import Watch, has_hooks, refuse_captures, refuse_hooks
@@ -356,8 +357,11 @@ class RemoteStack(Stepping, Owning, nn.Module):
         ttl = _LEASE if options.name is None else _NAMED_LEASE
         wanted = Registration(layout, self._name, self._spec, (), max_rows, kept, options.durability, ttl,
                               memory_rows if layout.memory_width else 0)
-        if self.ranks is not None:
-            module: Module = GroupModule.make(self._client, self.ranks, wanted, options.timeout)
+        if isinstance(self.ranks, Replicas):
+            module: Module = ReplicaModule.make(self._client, self.ranks, wanted, options.timeout, options.replay_mib << 20)
+            max_rows, memory_rows = module.registration.max_rows, module.registration.max_memory_rows
+        elif self.ranks is not None:
+            module = GroupModule.make(self._client, self.ranks, wanted, options.timeout)
             max_rows, memory_rows = module.registration.max_rows, module.registration.max_memory_rows
         else:
             module = Module(self._client, wanted, options.replay_mib, options.timeout,
