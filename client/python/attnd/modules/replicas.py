@@ -253,7 +253,7 @@ class ReplicaModule(Module):
         return StepResult(False, self.sequence, 0, 0, 0.0, True)
 
     def put_kinds(self, kinds: Mapping[str, Mapping[str, ArrayLike]], **options: Any) -> None:
-        """Rank 0's tensors, for all."""
+        """Puts rank 0's tensors on all replicas."""
         self._meet(f"putting {', '.join(kinds)}")
 
         def put() -> None:
@@ -285,6 +285,9 @@ class ReplicaModule(Module):
             lacks = self._meet("fetching", self._fetch if self._ranks.leads and self._added else None)
             if not any(lacks):
                 break
+        else:
+            raise FailedPrecondition(f"replicas: a daemon has lost its state {_RECOVERIES} times in a step: call zero_grad "
+                                     "and compute the step again", reason="STATE_LOST", field="replicas")
         if self._ranks.leads:
             self._ranks.sum(list(self._sums.values()))
         self._meet("putting", (lambda: self._recovering(self._put_sums)) if self._ranks.leads else None)
@@ -333,15 +336,15 @@ class ReplicaModule(Module):
         return False
 
     def _put_sums(self) -> None:
-        """In the place of the micro-batches. From here to the step, the first rank is the only one."""
+        """Puts the sums in the place of the micro-batches. From here to the step, the first rank is the only one."""
         self._discard()
         self._run("attnd_module_join", 0, 1)
         if self._sums:
             self.put_gradients(self._sums, timeout=PATIENCE)
 
     def _discard(self) -> None:
-        """Also where there are no gradients: a state taken from another replica has sequence 1, and none of those where a
-        step begins, so that each rank notices that its daemon has lost the one that it knows."""
+        """Clears gradients, also where there are none: a state taken from another replica has sequence 1, and none of those
+        where a step begins, so that each rank notices that its daemon has lost the one that it knows."""
         super().discard(timeout=PATIENCE)
 
     def _begin(self) -> None:
