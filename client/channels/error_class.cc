@@ -52,7 +52,7 @@ bool IsCancelledByServer(const absl::Status& status) {
 }
 
 bool IsWaitedFor(const absl::Status& status, bool wait_for_ready) {
-  return IsOverQuota(status) ||
+  return IsOverQuota(status) || HasReason(status, "MICRO_BATCH_EARLY") ||
          (wait_for_ready && (IsDraining(status) || IsCancelledByServer(status)));
 }
 

@@ -25,8 +25,8 @@ absl::Status WithReason(absl::Status status, absl::string_view reason);
 bool IsCancelledByServer(const absl::Status& status);
 
 // Whether a caller waits for it to pass until its deadline, and not a few times only: calls of its
-// own that use its quota up, and where it waits for servers (ClientOptions::wait_for_ready) one
-// that stops.
+// own that use its quota up, micro-batches of others that come first, and where it waits for
+// servers (ClientOptions::wait_for_ready) one that stops.
 bool IsWaitedFor(const absl::Status& status, bool wait_for_ready);
 
 // A server that ends a call because it stops answers CANCELLED (gRPC 1.51 does so in the instant of

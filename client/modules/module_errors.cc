@@ -115,10 +115,12 @@ absl::Status NotSticky(absl::string_view name) {
 }
 
 absl::Status StateLost(uint64_t found, uint64_t wanted) {
+  const std::string calls =
+      found == wanted ? "of this step" : absl::StrCat("from there to ", wanted);
   return Failure(
       "STATE_LOST",
-      absl::StrCat("the server has the module's state of sequence ", found,
-                   ", and the calls from there to ", wanted,
+      absl::StrCat("the server has the module's state of sequence ", found, ", and the calls ",
+                   calls,
                    " are no longer kept here (replay_mib): load a checkpoint of your own, from "
                    "which it goes on"),
       {{"sequence", absl::StrCat(found)}, {"expected", absl::StrCat(wanted)}});

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -232,6 +233,29 @@ def test_state_beyond_the_log_is_lost(own_daemon, rng):
         draw(module, rng)  # a checkpoint: it goes on from there
         module.forward(np.ones((1, 4, 16), np.float32))
         assert module.sequence == 1
+
+
+def test_ranks_wait_for_one_that_is_late_however_many_they_are(daemon, rng):
+    """The daemon holds twelve micro-batches that are early."""
+    x, ranks = np.ones((1, 4, 16), np.float32), 20
+    with attnd.connect(daemon.address, timeout=60) as client:
+        first = attnd.register(small_layout(), client, name="late", optimizer=attnd.AdamW(), max_rows=64, kept_rows=640,
+                               replay_mib=0)
+        draw(first, rng)
+        known = first.registration._replace(owner_epoch=first.owner_epoch)
+        modules = [first, *(Module(client, known, 0) for _ in range(ranks - 1))]
+        for rank, module in enumerate(modules):
+            module._run("attnd_module_join", rank, ranks)
+        kept = [module.forward(x, keep=True)[1] for module in modules]
+        with ThreadPoolExecutor(ranks) as threads:
+            calls = [threads.submit(module.backward, x, one) for module, one in zip(modules[1:], kept[1:])]
+            time.sleep(1)
+            assert not any(call.done() for call in calls)
+            first.backward(x, kept[0])
+            for call in calls:
+                call.result()
+        assert first.step(1e-3).applied
+        first.release()
 
 
 def test_who_could_lose_a_module_is_warned_once(daemon, rng):

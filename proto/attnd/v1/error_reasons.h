@@ -253,7 +253,7 @@ inline constexpr ErrorReason kErrorReasons[] = {
      "Give each micro-batch of a step a number of its own."},
     {"UNAVAILABLE", reason::kMicroBatchEarly,
      "As many micro-batches as may wait for an earlier one wait already.",
-     "Send the earlier one, and wait as RetryInfo says."},
+     "Send the earlier one, and wait as RetryInfo says (attnd's clients do)."},
     {"UNAVAILABLE", reason::kActivationPressure,
      "Activations of `limits.kept_rows` rows are kept already.",
      "Send a Backward first, wait as RetryInfo says, or set `makes_room`."},
