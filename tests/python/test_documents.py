@@ -117,13 +117,25 @@ def run(words, address, cwd=ROOT, **variables):
     return done.stdout
 
 
+def programs(page):
+    """Returns the page's Python: a block that begins with a file's name, as in "# train.py", is a program of its own."""
+    found = [""]
+    for block in of_kind(page, "python"):
+        if re.match(r"# \w+\.py\n", block):
+            found.append("")
+        found[-1] += block + "\n"
+    return list(filter(None, found))
+
+
 def paste(page, address, folder):
     """Returns what the page's Python prints."""
-    program = folder / "page.py"
-    program.write_text("\n".join(of_kind(page, "python")).replace(ADDRESS, address).replace(PROXY, address))
-    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", WORKERS] if "init_process_group" in \
-        program.read_text() else []
-    return run([sys.executable, *ranks, str(program)], address, folder)
+    printed = ""
+    for text in programs(page):
+        program = folder / "page.py"
+        program.write_text(text.replace(ADDRESS, address).replace(PROXY, address))
+        ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", WORKERS]
+        printed += run([sys.executable, *(ranks if "init_process_group" in text else []), str(program)], address, folder)
+    return printed
 
 
 @pytest.fixture
