@@ -95,7 +95,7 @@ CURES: Dict[Tuple[str, str], str] = {
     ("FAILED_PRECONDITION", "MICRO_BATCH_CONFLICT"):
         "Give each micro-batch of a step a number of its own.",
     ("UNAVAILABLE", "MICRO_BATCH_EARLY"):
-        "Send the earlier one, and wait as RetryInfo says.",
+        "Send the earlier one, and wait as RetryInfo says (attnd's clients do).",
     ("UNAVAILABLE", "ACTIVATION_PRESSURE"):
         "Send a Backward first, wait as RetryInfo says, or set makes_room.",
     ("UNAVAILABLE", "STATE_UNAVAILABLE"):
