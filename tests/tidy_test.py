@@ -333,6 +333,16 @@ def no_test_sleeps(tree):
                            r"\b(sleep_for|sleep_until|SleepFor|usleep|nanosleep)\(", "a test sleeps")
 
 
+def each_test_skips_itself(tree):
+    """pytest-xdist reports one of the files that are skipped at one line, so that `./dev test` never runs the others."""
+    skips = {name: found.start() for name, text in tree.items() if name.startswith("tests/python/")
+             for found in [re.search(r'^(\w+ = )?pytest\.importorskip\("', text, re.M)] if found}
+    for name, begin in skips.items():
+        for other in re.findall(r"^(?:from|import) (test_\w+)", tree[name][:begin], re.M):
+            if f"tests/python/{other}.py" in skips:
+                yield f"{name}: imports {other} before its own importorskip"
+
+
 def banned_words(tree):
     """File names that say nothing."""
     for name in tree:
@@ -429,7 +439,7 @@ RULES = [include_order, server_order, include_circles, python_circles, folder_si
          generated_headers, cuda_only_in_driver, architecture_is_a_tag,
          headers_open_with_what_they_are, line_length, file_length, white_space, nothing_unfinished,
          nothing_of_one_machine, comments_open_with_a_subject, no_using_namespace_in_headers, no_test_sleeps,
-         banned_words,
+         each_test_skips_itself, banned_words,
          builds_say_who_may_use_them, each_source_is_built, builds_are_short, links_resolve,
          documents_are_indexed, dev_commands_have_help, documents_name_existing_commands]
 
@@ -491,6 +501,9 @@ PLANTED = {
         {"a.py": 'def f():\n    """Whose fault it is."""\n'}, {"a.sh": "# Beside it.\n"}, {"a.proto": "  // Of it.\n"},
         {"base/BUILD": "# What it has.\n"}, {"base/a.cc": "// It is\n// long.\n\n// Of it.\n"}],
     no_using_namespace_in_headers: [{"base/a.h": "using namespace std;\n"}],
+    each_test_skips_itself: [
+        {"tests/python/test_a.py": 'import pytest\nfrom test_b import f\n\ntorch = pytest.importorskip("torch")\n',
+         "tests/python/test_b.py": 'import pytest\n\ntorch = pytest.importorskip("torch")\n'}],
     no_test_sleeps: [{"base/a_test.cc": "  absl::SleepFor(absl::Seconds(1));\n"}],
     banned_words: [{"base/string_utils.h": ""}, {"server/helpers.cc": ""}],
     builds_say_who_may_use_them: [{"base/BUILD": "cc_library(\n"},

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 from conftest import ROOT, Daemon
-from test_groups import check_same, environment
 
 torch = pytest.importorskip("torch")
+from test_groups import check_same, environment  # noqa: E402
 
 WORKER = os.path.join(ROOT, "tests/python/replica_worker.py")
 
