@@ -9,7 +9,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "attention/mask_plans.h"
@@ -19,12 +18,11 @@
 #include "client/c/conversions.h"
 #include "client/c/handles.h"
 #include "client/call/poll_hook.h"
+#include "client/types/error_detail.h"
 #include "client/types/tensors.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
-#include "proto/google/rpc/error_details.pb.h"
-#include "proto/google/rpc/status_payload.h"
 
 struct attnd_local {
   std::shared_ptr<attnd::MaskPlans> plans;
@@ -57,12 +55,7 @@ absl::Status CheckRows(const Problem& problem, MaskPlans& plans) {
   ASSIGN_OR_RETURN(const auto plan, plans.Get(problem, HostMaskOptions()));
   absl::Status status = CheckEmptyRows(*plan, problem);
   if (!absl::IsInvalidArgument(status)) return status;
-  google::rpc::ErrorInfo info;
-  info.set_reason("EMPTY_ROW");
-  info.set_domain("attnd");
-  (*info.mutable_metadata())["field"] = "problem.mask.empty_row";
-  status.SetPayload(kErrorInfoUrl, absl::Cord(info.SerializeAsString()));
-  return status;
+  return WithReason(std::move(status), "EMPTY_ROW", {{"field", "problem.mask.empty_row"}});
 }
 
 // launch() on another thread while this one, which may have signals to handle, asks the call's

@@ -340,9 +340,8 @@ void CallRunner::Handle(Attempt& attempt) {
 // Called while the call has not failed, so that its caller has cancelled nothing: CANCELLED comes
 // from a connection that we closed, or from the server. Calls are pure and may go elsewhere.
 absl::Status CallRunner::StatusOf(const Attempt& attempt) const {
-  absl::Status status = core_.connections.NameProxy(FromGrpc(attempt.rpc->status()));
-  if (absl::IsCancelled(status) && attempt.connection->retired()) status = ServerIsSilent();
-  status = UnavailableIfCancelled(status, false);
+  const absl::Status status = core_.connections.StatusOf(
+      *attempt.connection, FromGrpc(attempt.rpc->status()), false);
   bool late = core_.clock.Now() >= deadline_;
   if (late && absl::IsUnavailable(status)) return absl::DeadlineExceededError(status.message());
   return status;

@@ -11,7 +11,6 @@
 
 #include "base/status_macros.h"
 #include "client/call/poll_hook.h"
-#include "client/channels/error_class.h"
 #include "client/channels/grpc_status.h"
 
 namespace attnd {
@@ -28,9 +27,8 @@ struct OneUnary {
 
 absl::StatusOr<std::string> BytesOf(const ClientCore& core, const OneUnary& ended,
                                     bool by_caller) {
-  absl::Status status = core.connections.NameProxy(FromGrpc(ended.status));
-  if (absl::IsCancelled(status) && ended.connection->retired()) return ServerIsSilent();
-  RETURN_IF_ERROR(UnavailableIfCancelled(status, by_caller));
+  RETURN_IF_ERROR(
+      core.connections.StatusOf(*ended.connection, FromGrpc(ended.status), by_caller));
   std::vector<grpc::Slice> slices;
   std::string bytes;
   if (ended.reply.Valid() && ended.reply.Dump(&slices).ok()) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -93,10 +94,6 @@ grpc::ChannelArguments MakeArguments(const ClientOptions& options, const Proxy& 
 }
 
 }  // namespace
-
-absl::Status ServerIsSilent() {
-  return absl::UnavailableError("the connection was closed because its peer did not answer");
-}
 
 void Connection::Enter(grpc::ClientContext* context) {
   absl::MutexLock lock(&mutex_);
@@ -415,6 +412,15 @@ absl::Status Connections::NameProxy(absl::Status status) const {
                       absl::StrCat(status.message(), "; through the proxy ", proxy_.shown));
 }
 
+absl::Status Connections::StatusOf(const Connection& connection, absl::Status status,
+                                   bool by_caller) const {
+  status = NameProxy(std::move(status));
+  if (absl::IsCancelled(status) && connection.retired()) {
+    return absl::UnavailableError("the connection was closed because its peer did not answer");
+  }
+  return UnavailableIfCancelled(status, by_caller);
+}
+
 std::string Connections::target(int address_index) {
   absl::MutexLock lock(&mutex_);
   return addresses_[address_index].target;
@@ -478,14 +484,8 @@ void Connections::Suspect(int address_index, absl::Time silent_since) {
 }
 
 void Connections::LeaveGone(int address_index) {
-  std::vector<std::shared_ptr<Connection>> waited_for;
-  {
-    absl::MutexLock lock(&mutex_);
-    for (const Slot& slot : slots_) {
-      if (slot.connection->address_index() == address_index) waited_for.push_back(slot.connection);
-    }
-  }
-  for (const std::shared_ptr<Connection>& connection : waited_for) {
+  constexpr size_t kAll = std::numeric_limits<size_t>::max();
+  for (const std::shared_ptr<Connection>& connection : FirstOf(address_index, kAll)) {
     if (connection->channel()->GetState(false) != GRPC_CHANNEL_READY) Replace(connection);
   }
 }

@@ -73,9 +73,6 @@ class Connection {
   bool retired_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// UNAVAILABLE, of a call that a connection which was retired has ended.
-absl::Status ServerIsSilent();
-
 class Connections {
  public:
   // Checks the options and reads the TLS files; INVALID_ARGUMENT or NOT_FOUND naming the option.
@@ -85,9 +82,10 @@ class Connections {
                                                              ReplicaLookup lookup = LookUpReplicas);
   ~Connections();
 
-  // The status of a call. Where the proxy may be to blame its message says through which it went,
-  // and where a name has no address, that.
-  absl::Status NameProxy(absl::Status status) const;
+  // Gives the status of a call that has ended on the connection. Where the proxy may be to blame
+  // its message says through which it went, and where a name has no address, that. CANCELLED is
+  // UNAVAILABLE unless its caller cancelled it: the connection was retired, or the server stops.
+  absl::Status StatusOf(const Connection& connection, absl::Status status, bool by_caller) const;
 
   static constexpr int64_t kSmallCallBytes = int64_t{256} << 10;
   static constexpr int kMaxAddresses = 16;
@@ -169,6 +167,7 @@ class Connections {
 
   Connections(const ClientOptions& options, std::shared_ptr<grpc::ChannelCredentials> credentials,
               Proxy proxy, const Clock& clock, ReplicaLookup lookup);
+  absl::Status NameProxy(absl::Status status) const;
   void AddAddress(const std::string& address);
   void KeepMostAddresses();
   std::vector<std::string> Kept(std::vector<std::string> targets, size_t most) const;

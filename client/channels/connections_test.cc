@@ -292,7 +292,8 @@ TEST(Connections, FindAddressesThatAreWrittenLater) {
   });
   EXPECT_EQ(connections->address_count(), 1);
   EXPECT_TRUE(TargetsOf(*connections).empty());
-  const absl::Status nobody = connections->NameProxy(absl::UnavailableError("DNS"));
+  const absl::Status nobody =
+      connections->StatusOf(*connections->Of(0), absl::UnavailableError("DNS"), false);
   EXPECT_EQ(nobody.message(), "no daemon's address at dir:/addresses");
   EXPECT_EQ(DetailOf(nobody)->reason, "NO_ADDRESS");
   now = Ports(1, 2);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 
 namespace attnd {
 
@@ -17,9 +16,6 @@ bool IsOverQuota(const absl::Status& status);
 
 // The server is about to stop, for good or to be started again (DRAINING).
 bool IsDraining(const absl::Status& status);
-
-// The status with the reason of an error that a client has found (proto/attnd/v1/error_reasons.h).
-absl::Status WithReason(absl::Status status, absl::string_view reason);
 
 // A server has ended the call (UnavailableIfCancelled).
 bool IsCancelledByServer(const absl::Status& status);

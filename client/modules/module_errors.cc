@@ -1,42 +1,15 @@
 #include "client/modules/module_errors.h"
 
-#include <initializer_list>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "absl/random/random.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/types/error_detail.h"
-#include "proto/google/rpc/error_details.pb.h"
-#include "proto/google/rpc/status_payload.h"
 
 namespace attnd {
-namespace {
-
-bool HasReason(const absl::Status& status, std::initializer_list<absl::string_view> reasons) {
-  std::optional<ErrorDetail> detail = DetailOf(status);
-  if (!detail.has_value()) return false;
-  for (absl::string_view reason : reasons) {
-    if (detail->reason == reason) return true;
-  }
-  return false;
-}
-
-absl::Status Failure(absl::string_view reason, absl::string_view message,
-                     std::initializer_list<std::pair<absl::string_view, std::string>> metadata) {
-  google::rpc::ErrorInfo info;
-  info.set_reason(std::string(reason));
-  info.set_domain("attnd");
-  for (const auto& [key, value] : metadata) (*info.mutable_metadata())[std::string(key)] = value;
-  absl::Status status = absl::FailedPreconditionError(message);
-  status.SetPayload(kErrorInfoUrl, absl::Cord(info.SerializeAsString()));
-  return status;
-}
-
-}  // namespace
 
 bool IsModuleLost(const absl::Status& status) {
   return HasReason(status, {"MODULE_LOST", "EPOCH_CHANGED", "WRONG_REPLICA"});
@@ -105,25 +78,24 @@ bool IsStepDone(const absl::Status& status, uint64_t sequence) {
 }
 
 absl::Status NotSticky(absl::string_view name) {
-  return Failure(
-      "NOT_STICKY",
-      absl::StrCat("replay_mib: calls of the module ", name,
-                   " reach several daemons behind one address, and none are kept to make "
-                   "it anew: let the balancer keep calls of one attnd-module metadata at "
-                   "one daemon, or give replay_mib above 0"),
-      {{"name", std::string(name)}});
+  return WithReason(absl::FailedPreconditionError(absl::StrCat(
+                        "replay_mib: calls of the module ", name,
+                        " reach several daemons behind one address, and none are kept to make "
+                        "it anew: let the balancer keep calls of one attnd-module metadata at "
+                        "one daemon, or give replay_mib above 0")),
+                    "NOT_STICKY", {{"name", std::string(name)}});
 }
 
 absl::Status StateLost(uint64_t found, uint64_t wanted) {
   const std::string calls =
       found == wanted ? "of this step" : absl::StrCat("from there to ", wanted);
-  return Failure(
-      "STATE_LOST",
-      absl::StrCat("the server has the module's state of sequence ", found, ", and the calls ",
-                   calls,
-                   " are no longer kept here (replay_mib): load a checkpoint of your own, from "
-                   "which it goes on"),
-      {{"sequence", absl::StrCat(found)}, {"expected", absl::StrCat(wanted)}});
+  return WithReason(absl::FailedPreconditionError(absl::StrCat(
+                        "the server has the module's state of sequence ", found,
+                        ", and the calls ", calls,
+                        " are no longer kept here (replay_mib): load a checkpoint of your own, "
+                        "from which it goes on")),
+                    "STATE_LOST",
+                    {{"sequence", absl::StrCat(found)}, {"expected", absl::StrCat(wanted)}});
 }
 
 }  // namespace attnd

@@ -11,7 +11,6 @@
 
 #include "absl/time/clock.h"
 #include "client/call/poll_hook.h"
-#include "client/channels/error_class.h"
 #include "proto/attnd/v1/chunk_framing.h"
 
 namespace attnd {
@@ -156,9 +155,8 @@ absl::Status RunStream(const ClientCore& core, int address, const std::string& m
   if (std::optional<ReportedLoad> load = ReportedLoadOf(context)) {
     core.connections.ReportModules(address, *load);
   }
-  absl::Status status = core.connections.NameProxy(stream.status());
-  if (absl::IsCancelled(status) && connection->retired()) status = ServerIsSilent();
-  status = UnavailableIfCancelled(status, options.stop.stop_requested());
+  absl::Status status =
+      core.connections.StatusOf(*connection, stream.status(), options.stop.stop_requested());
   if (absl::IsUnavailable(status)) {
     core.connections.ReportUnavailable(address, begun);
     core.connections.Reconnect(*connection);
