@@ -149,7 +149,9 @@ def served(request, page, tmp_path):
     return request.getfixturevalue("mutual")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if of_kind(page, "python")])
+@pytest.mark.parametrize("page", [
+    pytest.param(page, marks=[pytest.mark.rare("documents")] if page not in ("README.md", "docs/start.md") else [])
+    for page in PAGES if of_kind(page, "python")])
 def test_python_runs_as_pasted_and_prints_what_is_shown(page, served, tmp_path):
     for package in PAGES[page]:
         if importlib.util.find_spec(package) is None:
@@ -166,6 +168,7 @@ def test_python_of_arrays_runs_on_a_gpu_without_float32(gpu_daemon, tmp_path):
     paste("docs/numpy.md", gpu_daemon.address, tmp_path)
 
 
+@pytest.mark.rare("documents")
 def test_first_training_runs_on_a_v100(gpu_daemon, tmp_path):
     """README's, on an emulated one: two steps."""
     pytest.importorskip("torch")
@@ -226,6 +229,7 @@ def missing_files(words):
             yield word
 
 
+@pytest.mark.rare("documents")
 @pytest.mark.parametrize("page, engine", [
     *((page, "served") for page in PAGES if of_kind(page, "sh")),
     *((page, "gpu_daemon") for page in ("README.md", "docs/start.md", "docs/operate.md"))])

@@ -50,6 +50,7 @@ def test_examples_are_short_and_all_are_run_here():
             assert 20 <= len(file.readlines()) <= 65, name
 
 
+@pytest.mark.rare("examples")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_python_example_runs(name, daemon, tmp_path):
     packages, expected = PROGRAMS[name]
@@ -68,6 +69,7 @@ def test_masks_example_draws(daemon, tmp_path):
     assert (tmp_path / "mask.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.rare("examples")
 @pytest.mark.parametrize("name", RANKS)
 def test_example_of_several_ranks_runs(name, daemon, own_daemon):
     pytest.importorskip("torch")

@@ -61,19 +61,21 @@ def check_same(found, expected):
 
 
 # 4 micro-batches a step, clipping and a GradScaler; AdamW.
-@pytest.mark.parametrize("ranks, each", [(2, 2), (4, 1)])
+@pytest.mark.parametrize("ranks, each", [(2, 2), pytest.param(4, 1, marks=pytest.mark.rare("ranks"))])
 def test_ranks_train_a_stack_to_the_bits_of_one_process(daemon, tmp_path, folder, ranks, each):
     expected = alone(daemon.address, folder, "stack", ranks * each)
     for found in run_ranks(daemon, tmp_path, ranks, "stack", each):
         check_same(found, expected)
 
 
+@pytest.mark.rare("ranks")
 def test_dropout_is_that_of_the_micro_batch(daemon, tmp_path, folder):
     expected = alone(daemon.address, folder, "dropout", 2)
     for found in run_ranks(daemon, tmp_path, 2, "dropout"):
         check_same(found, expected)
 
 
+@pytest.mark.rare("ranks")
 def test_ddp_takes_what_is_here_and_leaves_what_is_on_the_daemon(daemon, tmp_path, folder):
     """Both means of two are exact."""
     expected = alone(daemon.address, folder, "ddp", 2)
@@ -81,6 +83,7 @@ def test_ddp_takes_what_is_here_and_leaves_what_is_on_the_daemon(daemon, tmp_pat
         check_same(found, expected)
 
 
+@pytest.mark.rare("ranks")
 def test_a_rank_that_dies_is_started_again_and_all_go_on_from_the_checkpoint(daemon, tmp_path, folder):
     """torchrun starts both; the module of the first lives is taken over."""
     expected = alone(daemon.address, folder, "restarts", 2)["state"]
@@ -148,6 +151,7 @@ def backward(module, number=0):
     module.backward(x, module.forward(x, keep=True)[1])
 
 
+@pytest.mark.rare("ranks")
 def test_a_rank_too_many_too_late_or_twice_is_told_so(members):
     first = members(0, 2)
     first.put({p.name: np.ones(p.shape, np.float32) for p in first.layout.parameters})
@@ -192,6 +196,7 @@ def test_a_rank_of_a_module_that_was_given_up_is_told_so(members):
         backward(late)
 
 
+@pytest.mark.rare("ranks")
 def test_ranks_that_disagree_are_told_who_and_what(daemon, tmp_path):
     for found in run_ranks(daemon, tmp_path, 2, "refusals"):
         assert found["ddp"].startswith("TypeError: DistributedDataParallel: encoder.layers was offloaded for one process")
@@ -204,6 +209,7 @@ def test_ranks_that_disagree_are_told_who_and_what(daemon, tmp_path):
         assert "the number of backwards since the last step is 2 on rank 0 and 1 on rank 1" in found["counts"]
 
 
+@pytest.mark.rare("ranks")
 def test_ranks_that_reach_different_daemons_are_told_so(daemon, own_daemon, tmp_path):
     for found in run_ranks(daemon, tmp_path, 2, "split", others=[own_daemon]):
         assert "where they reach the same daemon, is 1 on rank 0 and 0 on rank 1" in found["split"]

@@ -90,7 +90,7 @@ def module_step(client, make, width, layers, x, name):
     return module, run
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["BERT-base", "GPT-2 small", pytest.param("Llama 1B", marks=pytest.mark.rare("modules"))])
 def test_a_step_moves_four_tensors(name):
     from conftest import Daemon
     count, width, heads, kv_heads, length, make = MODELS[name]

@@ -74,6 +74,7 @@ def tool(name, *arguments):
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
+@pytest.mark.rare("package")
 def test_twine_accepts_the_wheel(wheel, tmp_path):
     assert tool("twine", "check", "--strict", str(wheel))[0] == 0
     bare = tmp_path / wheel.name  # without its description
@@ -85,6 +86,7 @@ def test_twine_accepts_the_wheel(wheel, tmp_path):
     assert status == 1 and "long_description" in text
 
 
+@pytest.mark.rare("package")
 def test_auditwheel_finds_the_tags_right(wheel, server_wheel):
     for path in (wheel, server_wheel):
         tag = re.search(r"manylinux_2_\d+_x86_64", path.name).group()
@@ -97,6 +99,7 @@ def metadata_of(wheel):
         return files.read(next(name for name in files.namelist() if name.endswith("/METADATA"))).decode()
 
 
+@pytest.mark.rare("package")
 def test_daemons_wheel_is_small_and_of_the_clients_version(wheel, server_wheel):
     assert os.path.getsize(server_wheel) < 60e6
     assert re.fullmatch(r"attnd_server-\d+\.\d+\.\d+-py3-none-manylinux_2_\d+_x86_64\.whl", server_wheel.name)
@@ -107,6 +110,7 @@ def test_daemons_wheel_is_small_and_of_the_clients_version(wheel, server_wheel):
     assert f"Requires-Dist: attnd-server=={attnd.__version__}; extra == 'server'\n" in metadata_of(wheel)
 
 
+@pytest.mark.rare("package")
 def test_sdist_builds_where_bazel_does(wheel, tmp_path):
     """Bazel itself is a stand-in here, and what it has built is there."""
     subprocess.run([sys.executable, "-B", os.path.join(SOURCE, "build_sdist.py"), str(wheel), str(tmp_path)], check=True)
@@ -141,6 +145,7 @@ def test_pages_of_the_source_are_named(tmp_path):
         assert page in run(environment, "-c", program, SOURCE).stdout
 
 
+@pytest.mark.rare("package")
 def test_from_nothing_to_a_served_call(wheel, server_wheel, tmp_path):
     """A user types this: pip install of both wheels, and two lines."""
     begin = time.monotonic()
@@ -300,6 +305,7 @@ def readme_blocks(kind):
         return re.findall(rf"^```{kind}\n(.*?)^```$", file.read(), re.M | re.S)
 
 
+@pytest.mark.rare("package")
 def test_readme_installs_and_trains_in_a_new_environment(wheel, tmp_path, daemon):
     """The block that installs, in a folder with the wheel and without an index: PyTorch and NumPy are those of this run."""
     pytest.importorskip("torch")

@@ -12,6 +12,7 @@ from conftest import ROOT, Daemon
 torch = pytest.importorskip("torch")
 from test_groups import check_same, environment  # noqa: E402
 
+pytestmark = pytest.mark.rare("ranks")
 WORKER = os.path.join(ROOT, "tests/python/replica_worker.py")
 
 

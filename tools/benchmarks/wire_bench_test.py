@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.rare("wire bench")
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 WIRE_BENCH = os.path.join(ROOT, "bazel-bin", "tools", "wire_bench", "wire_bench")
 PEER_ECHO = os.path.join(ROOT, "bazel-bin", "tools", "wire_bench", "peer_echo")
