@@ -1,6 +1,6 @@
 // ColumnSumsKernel: gradients of biases and norms (ColumnSumsDesc): sums over rows of kSumColumns
-// columns a block. A thread sums a stretch of kSumStretch rows, eight columns of it where rows are
-// whole 16 bytes, else one; one warp adds the stretches of a part in order to those of the parts
+// columns a block. A thread sums a stretch of kSumStretch rows, two columns of it where rows are
+// whole pairs, else one; one warp adds the stretches of a part in order to those of the parts
 // before in its block of rows, and the sum of a block of rows to what stands there. Parts are
 // summed side by side. Where each is a block of rows, the last one to be done adds all of them, in
 // their order; else they take turns to add. So calls cut at blocks of rows give the bits of one.
@@ -23,12 +23,10 @@ struct ColumnSumsKernel {
     const int warp = at.thread >> 5, lane = at.thread & 31;
     const Part part = PartOf(d, at.block);
     const int column = part.group * kSumColumns + lane;
-    if (!IsWhole(d, d.in) || (d.weight_sums != nullptr && !IsWhole(d, d.x))) {
-      SumStretches<OneColumn>(d, part, at.thread, shared);
-    } else if (d.in.element == kBiasFloat32) {
-      SumStretches<EightFloats>(d, part, at.thread, shared);
+    if (d.weight_sums == nullptr) {
+      SumStretches<false>(d, part, at.thread, shared);
     } else {
-      SumStretches<EightHalves>(d, part, at.thread, shared);
+      SumStretches<true>(d, part, at.thread, shared);
     }
     ptx::SyncThreads();
     if (warp != 0) return;
@@ -62,94 +60,96 @@ struct ColumnSumsKernel {
     return {block % groups, number, begin, end, within == 0, end == block_end, end == d.rows};
   }
 
-  // Tells whether rows are whole 16 bytes.
+  // Tells whether rows are whole pairs of numbers.
   ATTN_HD static bool IsWhole(const ColumnSumsDesc& d, const DenseTensor& t) {
-    return t.element == d.in.element && reinterpret_cast<uint64_t>(t.data) % 16 == 0 &&
-           d.columns % kNeighbours == 0;
+    return t.element == d.in.element && reinterpret_cast<uint64_t>(t.data) % 8 == 0 &&
+           d.columns % 2 == 0;
   }
 
-  // Columns that a thread sums together: how it brings some rows of them, whose loads wait
-  // together, and their numbers.
-  struct OneColumn {
-    static constexpr int kColumns = 1, kRows = 8;
-    using Words = float[kRows];
-    ATTN_HD static void Load(const DenseTensor& t, int64_t index, int step, int rows, Words& to) {
-      LoadNumbers(t, rows, Strided{index, step}, to);
-    }
-    ATTN_HD static void Unpack(const DenseTensor&, float word, float (&numbers)[1]) {
+  // The columns of a row that a thread sums together.
+  struct OneNumber {
+    static constexpr int kColumns = 1;
+    using Word = float;
+    ATTN_HD static Word Load(const DenseTensor& t, int64_t index) { return LoadNumber(t, index); }
+    ATTN_HD static void Unpack(const DenseTensor&, Word word, float (&numbers)[1]) {
       numbers[0] = word;
     }
   };
-  struct EightFloats {
-    static constexpr int kColumns = kNeighbours, kRows = 4;
-    using Words = float[kRows][kNeighbours];
-    ATTN_HD static void Load(const DenseTensor& t, int64_t index, int step, int rows, Words& to) {
-      const char* at = PlaceOf(t, index);
-#pragma unroll
-      for (int n = 0; n < kRows; ++n) {
-        if (n < rows) LoadFloats(ptx::Offset(at, n, step * 4), to[n]);
-      }
+  struct TwoFloats {
+    static constexpr int kColumns = 2;
+    using Word = uint2;
+    ATTN_HD static Word Load(const DenseTensor& t, int64_t index) {
+      return ptx::LoadGlobal64(static_cast<const float*>(t.data) + index);
     }
-    ATTN_HD static void Unpack(const DenseTensor&, const float (&words)[kNeighbours],
-                               float (&numbers)[kNeighbours]) {
-#pragma unroll
-      for (int n = 0; n < kNeighbours; ++n) numbers[n] = words[n];
+    ATTN_HD static void Unpack(const DenseTensor&, Word word, float (&numbers)[2]) {
+      numbers[0] = ptx::BitsFloat(word.x);
+      numbers[1] = ptx::BitsFloat(word.y);
     }
   };
-  struct EightHalves {
-    static constexpr int kColumns = kNeighbours, kRows = 4;
-    using Words = uint4[kRows];
-    ATTN_HD static void Load(const DenseTensor& t, int64_t index, int step, int rows, Words& to) {
-      const char* at = PlaceOf(t, index);
-#pragma unroll
-      for (int n = 0; n < kRows; ++n) {
-        if (n < rows) to[n] = ptx::LoadGlobal128(ptx::Offset(at, n, step * 2));
-      }
+  struct TwoHalves {
+    static constexpr int kColumns = 2;
+    using Word = uint32_t;
+    ATTN_HD static Word Load(const DenseTensor& t, int64_t index) {
+      return ptx::LoadGlobal32(static_cast<const uint16_t*>(t.data) + index);
     }
-    ATTN_HD static void Unpack(const DenseTensor& t, const uint4& words,
-                               float (&numbers)[kNeighbours]) {
-      if (t.element == kBiasFloat16) {
-        attnd::Unpack<Float16>(words, numbers);
-      } else {
-        attnd::Unpack<BFloat16>(words, numbers);
-      }
+    ATTN_HD static void Unpack(const DenseTensor& t, Word word, float (&numbers)[2]) {
+      const bool is_float16 = t.element == kBiasFloat16;
+      numbers[0] = is_float16 ? Float16::Low(word) : BFloat16::Low(word);
+      numbers[1] = is_float16 ? Float16::High(word) : BFloat16::High(word);
     }
   };
 
-  template <class Columns>
+  template <bool kOfNorm>
   ATTN_HD static void SumStretches(const ColumnSumsDesc& d, const Part& part, int thread,
                                    Shared& shared) {
+    if (!IsWhole(d, d.in) || (kOfNorm && !IsWhole(d, d.x))) {
+      SumStretchesBy<kOfNorm, OneNumber>(d, part, thread, shared);
+    } else if (d.in.element == kBiasFloat32) {
+      SumStretchesBy<kOfNorm, TwoFloats>(d, part, thread, shared);
+    } else {
+      SumStretchesBy<kOfNorm, TwoHalves>(d, part, thread, shared);
+    }
+  }
+  template <bool kOfNorm, class Columns>
+  ATTN_HD static void SumStretchesBy(const ColumnSumsDesc& d, const Part& part, int thread,
+                                     Shared& shared) {
     constexpr int kOfStretch = kSumColumns / Columns::kColumns;  // threads
     const int within = thread % kOfStretch * Columns::kColumns;
     const int column = part.group * kSumColumns + within;
+#pragma unroll 1
     for (int n = thread / kOfStretch; n < part.Stretches(); n += kThreads / kOfStretch) {
       Sums sums[Columns::kColumns];
-      if (column < d.columns) SumStretch<Columns>(d, part, n, column, sums);
+      if (column < d.columns) SumStretch<kOfNorm, Columns>(d, part, n, column, sums);
 #pragma unroll
       for (int c = 0; c < Columns::kColumns; ++c) {
         ptx::StoreSharedFloat(&shared.sums[n][within + c], sums[c].sum);
-        ptx::StoreSharedFloat(&shared.weight_sums[n][within + c], sums[c].weight_sum);
+        if constexpr (kOfNorm) {
+          ptx::StoreSharedFloat(&shared.weight_sums[n][within + c], sums[c].weight_sum);
+        }
       }
     }
   }
-  template <class Columns>
+  // Loads of some rows wait together.
+  template <bool kOfNorm, class Columns>
   ATTN_HD static void SumStretch(const ColumnSumsDesc& d, const Part& part, int stretch, int column,
                                  Sums (&sums)[Columns::kColumns]) {
-    constexpr int kRows = Columns::kRows;
+    constexpr int kRows = kOfNorm ? 4 : 8;
     const int64_t first = part.begin + int64_t{stretch} * kSumStretch;
     const int64_t end = part.end - first < kSumStretch ? part.end : first + kSumStretch;
+    const bool rounds = d.operand != d.in.element;
+#pragma unroll 1
     for (int64_t row = first; row < end; row += kRows) {
       const auto left = static_cast<int>(end - row);
-      typename Columns::Words in = {}, x = {};
-      DenseStatistics statistics[kRows] = {};
-      Columns::Load(d.in, row * d.columns + column, d.columns, left, in);
-      if (d.weight_sums != nullptr) {
-        Columns::Load(d.x, row * d.columns + column, d.columns, left, x);
+      const int64_t index = row * d.columns + column;
+      typename Columns::Word in[kRows], x[kRows];
+      uint2 statistics[kRows];
 #pragma unroll
-        for (int n = 0; n < kRows; ++n) {
-          if (n >= left) break;
-          statistics[n] = {ptx::LoadGlobalFloat(&d.statistics[row + n].mean),
-                           ptx::LoadGlobalFloat(&d.statistics[row + n].rstd)};
+      for (int n = 0; n < kRows; ++n) {
+        if (n >= left) break;
+        in[n] = Columns::Load(d.in, index + int64_t{n} * d.columns);
+        if constexpr (kOfNorm) {
+          x[n] = Columns::Load(d.x, index + int64_t{n} * d.columns);
+          statistics[n] = ptx::LoadGlobal64(&d.statistics[row + n]);
         }
       }
 #pragma unroll
@@ -157,26 +157,32 @@ struct ColumnSumsKernel {
         if (n >= left) break;
         float numbers[Columns::kColumns], of_x[Columns::kColumns];
         Columns::Unpack(d.in, in[n], numbers);
-        Columns::Unpack(d.x, x[n], of_x);
+        if constexpr (kOfNorm) Columns::Unpack(d.x, x[n], of_x);
 #pragma unroll
         for (int c = 0; c < Columns::kColumns; ++c) {
-          const float number = RoundTo(d.operand, numbers[c]);
+          const float number = rounds ? RoundTo(d.operand, numbers[c]) : numbers[c];
           sums[c].sum = ptx::Add(sums[c].sum, number);
-          if (d.weight_sums == nullptr) continue;
-          const float normalised = RoundTo(d.round_element, Normalised(statistics[n], of_x[c]));
-          sums[c].weight_sum = ptx::Fma(number, normalised, sums[c].weight_sum);
+          if constexpr (kOfNorm) {
+            const DenseStatistics of = {ptx::BitsFloat(statistics[n].x),
+                                        ptx::BitsFloat(statistics[n].y)};
+            const float normalised = RoundTo(d.round_element, Normalised(of, of_x[c]));
+            sums[c].weight_sum = ptx::Fma(number, normalised, sums[c].weight_sum);
+          }
         }
       }
     }
   }
 
   // Adds the part's stretches to `before`, in order.
-  ATTN_HD static Sums SumOfStretches(const Part& part, int lane, Shared& shared, Sums before) {
+  ATTN_HD static Sums SumOfStretches(const Part& part, int lane, Shared& shared, bool of_norm,
+                                     Sums before) {
 #pragma unroll 8
     for (int n = 0; n < part.Stretches(); ++n) {
       before.sum = ptx::Add(before.sum, ptx::LoadSharedFloat(&shared.sums[n][lane]));
-      before.weight_sum =
-          ptx::Add(before.weight_sum, ptx::LoadSharedFloat(&shared.weight_sums[n][lane]));
+      if (of_norm) {
+        before.weight_sum =
+            ptx::Add(before.weight_sum, ptx::LoadSharedFloat(&shared.weight_sums[n][lane]));
+      }
     }
     return before;
   }
@@ -184,7 +190,7 @@ struct ColumnSumsKernel {
   // Adds the parts of a column by one warp; each part is a block of rows.
   ATTN_HD static void AddTogether(const ColumnSumsDesc& d, const Part& part, int column, int lane,
                                   Shared& shared) {
-    const Sums own = SumOfStretches(part, lane, shared, Sums());
+    const Sums own = SumOfStretches(part, lane, shared, d.weight_sums != nullptr, Sums());
     const auto parts = static_cast<int>(SumParts(d));
     if (parts == 1) {
       if (column < d.columns && d.sums != nullptr) Add(d.sums + column, own.sum);
@@ -246,7 +252,7 @@ struct ColumnSumsKernel {
         block = {ptx::LoadGlobalFloat(d.carries + column),
                  ptx::LoadGlobalFloat(d.carries + d.columns + column)};
       }
-      block = SumOfStretches(part, lane, shared, block);
+      block = SumOfStretches(part, lane, shared, d.weight_sums != nullptr, block);
       if (part.ends_block) {
         if (d.sums != nullptr) Add(d.sums + column, block.sum);
         if (d.weight_sums != nullptr) Add(d.weight_sums + column, block.weight_sum);

@@ -459,6 +459,108 @@ TEST_P(ProductConformance, SumsOfColumnsAreInOrder) {
   }
 }
 
+// Vectors that are kept in registers, longer ones, and those that are no whole 16 bytes.
+constexpr int64_t kNormWidths[] = {8, 100, 127, 768, 1024, 1032, 2056, 2051};
+constexpr int64_t kNormVectors = 5;
+
+struct NormInputs {
+  Numbers x, dy, weight, bias;
+  NormInputs(Random& random, int64_t width, ElementType element)
+      : x(RandomMatrix(random, kNormVectors, width, element).numbers),
+        dy(RandomMatrix(random, kNormVectors, width, element).numbers) {
+    const Rounder round(Rounding::kElements);
+    weight = RandomNumbers(random, width, round, ElementType::kFloat32);
+    bias = RandomNumbers(random, width, round, ElementType::kFloat32);
+  }
+};
+// y and dx of a layer norm or, without a mean and a bias, of an RMS norm, in double.
+struct NormResults {
+  Numbers y, dx;
+  NormResults(const NormInputs& in, bool is_centred, double epsilon) : y(in.x.size()), dx(y) {
+    const size_t width = in.weight.size();
+    for (size_t begin = 0; begin < y.size(); begin += width) {
+      double mean = 0, squares = 0, sum = 0, along = 0;
+      for (size_t n = 0; n < width; ++n) mean += is_centred ? in.x[begin + n] / width : 0;
+      for (size_t n = 0; n < width; ++n) squares += std::pow(in.x[begin + n] - mean, 2) / width;
+      const double rstd = 1 / std::sqrt(squares + epsilon);
+      const auto of = [&](size_t n) { return (in.x[begin + n] - mean) * rstd; };
+      for (size_t n = 0; n < width; ++n) {
+        const double dn = in.dy[begin + n] * in.weight[n];
+        sum += is_centred ? dn / width : 0;
+        along += dn * of(n) / width;
+      }
+      for (size_t n = 0; n < width; ++n) {
+        y[begin + n] = of(n) * in.weight[n] + (is_centred ? in.bias[n] : 0);
+        dx[begin + n] = (in.dy[begin + n] * in.weight[n] - sum - of(n) * along) * rstd;
+      }
+    }
+  }
+};
+
+TEST_P(ProductConformance, NormsOfAnyWidthAreCloseAndChainsAroundThemGiveTheBitsOfSingleOps) {
+  const ElementType element = GetParam().element, wide = ElementType::kFloat32;
+  const std::unique_ptr<cuda::CudaBackend> engine = GetParam().make();
+  const double bound = element == ElementType::kFloat32    ? 1e-5
+                       : element == ElementType::kBFloat16 ? 1e-2
+                                                           : 2e-3;
+  Random random(7);
+  const DropoutRule drop{.seed = 3, .threshold = 64};
+  for (int64_t width : kNormWidths) {
+    for (bool is_centred : {true, false}) {
+      SCOPED_TRACE(absl::StrCat(width, is_centred ? ", layer norm" : ", RMS norm"));
+      const int64_t count = kNormVectors * width;
+      const NormInputs in(random, width, element);
+      const NormResults expected(in, is_centred, 1e-5);
+      DeviceTensors tensors(*engine, 16 * count);
+      CudaDevice& device = tensors.device();
+      const Tensor weight = tensors.Put(in.weight, wide), bias = tensors.Put(in.bias, wide);
+      const Tensor statistics = tensors.Put(Numbers(2 * kNormVectors), wide);
+      const auto room = [&] { return tensors.Put(Numbers(count), element); };
+      NormOperands norm{.count = width,
+                        .is_centred = is_centred,
+                        .epsilon = 1e-5f,
+                        .weight = weight,
+                        .x = tensors.Put(in.x, element)};
+      if (is_centred) norm.bias = bias;
+      const Tensor y = room(), dx = room(), dy = tensors.Put(in.dy, element);
+      device.Norm(norm, y, kNormVectors);
+      device.NormBackward(norm, dy, dx, false, static_cast<NormStatistics*>(statistics.data),
+                          kNormVectors);
+      const Numbers got = tensors.Get(y, count), got_dx = tensors.Get(dx, count);
+      for (int64_t n = 0; n < count; ++n) {
+        ASSERT_NEAR(got[n], expected.y[n], bound * (1 + std::abs(expected.y[n]))) << n;
+        ASSERT_NEAR(got_dx[n], expected.dx[n], bound * (1 + std::abs(expected.dx[n]))) << n;
+      }
+      // A sum before it and dropout behind it; backward, dropout and what it is added to.
+      std::vector<Numbers> forward, backward;
+      for (bool joined : {false, true}) {
+        const Tensor sum = room(), normed = room(), out = room();
+        norm.x = sum;
+        const void* unread[] = {normed.data};
+        if (joined) device.BeginSegment(unread);
+        device.Combine(Combination::kSum, dy, 1, y, sum, false, count);
+        device.Norm(norm, normed, kNormVectors);
+        device.Drop(drop, normed, out, false, kNormVectors, width);
+        if (joined) device.EndSegment();
+        forward.push_back(tensors.Get(sum, count));
+        forward.push_back(tensors.Get(out, count));
+        const Tensor dropped = room(), added = tensors.Put(in.x, element), last = room();
+        if (joined) device.BeginSegment({});
+        device.Drop(drop, dy, dropped, false, kNormVectors, width);
+        device.NormBackward(norm, dropped, added, true,
+                            static_cast<NormStatistics*>(statistics.data), kNormVectors);
+        device.Combine(Combination::kScaled, added, 3, added, last, false, count);
+        if (joined) device.EndSegment();
+        for (const Tensor& tensor : {dropped, added, last}) {
+          backward.push_back(tensors.Get(tensor, count));
+        }
+      }
+      for (size_t n = 0; n < 2; ++n) EXPECT_TRUE(SameBits(forward[n], forward[n + 2])) << n;
+      for (size_t n = 0; n < 3; ++n) EXPECT_TRUE(SameBits(backward[n], backward[n + 3])) << n;
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<double> NumbersOfProducts(cuda::CudaBackend& engine, ElementType element) {

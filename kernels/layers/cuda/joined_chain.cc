@@ -123,17 +123,11 @@ class Joining {
     return true;
   }
 
-  // A norm stores what it makes, for the chain behind it. Where nothing else reads that it takes
-  // the place of the chain's last result, so that fewer bytes leave the cache.
+  // Where the chain behind is all that reads what the norm makes, that is not stored.
   void PlaceNorm() {
     if (!joined_.norm.has_value()) return;
-    NormDesc& norm = *joined_.norm;
-    norm.in = joined_.chain.in;
-    if (!leaves_out_ || joined_.after.empty() || norm.add != 0) return;
-    const NumbersStep& last = joined_.after.back();
-    if (last.stores != 0 && last.add == 0 && last.out.element == norm.out.element) {
-      norm.out = last.out;
-    }
+    joined_.norm->in = joined_.chain.in;
+    joined_.norm->stores = !leaves_out_ || joined_.after.empty();
   }
 
   std::vector<ChainLink> links_;
