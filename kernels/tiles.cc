@@ -265,8 +265,6 @@ void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) 
   }
 }
 
-// Adds products in wide tiles. Gradients of weights take turns at a tile: their blocks must begin
-// in order, each with work of its own, so they do not stay.
 void AddWideProducts(ElementType element, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kProductRowsRows, KernelKind::kProductRowsDepth,
                           KernelKind::kProductDepthDepth}) {
@@ -274,9 +272,10 @@ void AddWideProducts(ElementType element, std::vector<KernelRow>& rows) {
                     .kind = kind,
                     .element = element,
                     .wide = true,
-                    .stays = kind != KernelKind::kProductDepthDepth,
-                    .tile = {0, 0, 0, kind != KernelKind::kProductDepthDepth ? 1 : 2},
-                    .reason = "layers of many rows"});
+                    .stays = true,
+                    .tile = {0, 0, 0, 1},
+                    .reason = "layers of many rows",
+                    .spill_bytes = kind == KernelKind::kProductDepthDepth ? 128 : 0});
   }
 }
 

@@ -21,7 +21,7 @@ struct WideProductKernel {
   static constexpr int kThreads = kGroupThreads * (kConsumers + 1);
   static constexpr int kStages = kStays ? 4 : 3, kBlocks = kStays ? 1 : 2;  // of a multiprocessor
   static constexpr int kRows = kWideProductRows;
-  static constexpr int kColumns = kStays ? kWideProductColumns : kWideGradientColumns;
+  static constexpr int kColumns = kStays ? kWideProductColumns : 128;
   static constexpr int kStep = kWideProductStep, kGroups = kColumns / 8;
   static_assert(kRows == kConsumers * kRowGroups * kGroupRows && kStep == kPanelColumns);
   struct alignas(1024) Stage {

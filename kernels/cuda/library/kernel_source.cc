@@ -118,6 +118,9 @@ std::string Sm80Expression(const KernelRow& row) {
     case KernelKind::kProductRowsDepth:
     case KernelKind::kProductDepthDepth:
       if (row.wide) {
+        if (row.kind == KernelKind::kProductDepthDepth) {
+          return absl::StrCat("GradientProductKernel<", math, ">");
+        }
         return absl::StrCat("WideProductKernel<", math, ", ", ProductLayoutOf(row), ">");
       }
       return absl::StrCat("ProductKernel<", math,

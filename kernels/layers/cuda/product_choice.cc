@@ -23,12 +23,14 @@ bool IsInChunks(const void* data, int64_t stride, int64_t chunk) {
 
 double TimeIn(const LayerKernel& kernel, const ProductDesc& p, int multiprocessors) {
   const ProductTileSize size = TileSizeOf(kernel);
-  const int64_t tiles = ProductTiles(p, size.rows, size.columns) * ProductTurns(p);
-  const bool is_gradient = kernel.kind == KernelKind::kProductDepthDepth;
+  const int64_t tiles = ProductTiles(p, size.rows, size.columns);
   const double of_one = kernel.small  ? kSmallTileTime
-                        : kernel.wide ? kWideTileTime / (is_gradient ? 2 : 1)
+                        : kernel.wide ? kWideTileTime * size.columns / kWideProductColumns
                                       : 1;
-  return of_one * static_cast<double>(DivideUp(tiles, int64_t{multiprocessors}));
+  const int64_t most = kernel.wide && p.result == kProductAddBlocks
+                           ? ItemsOf(p, tiles, multiprocessors).blocks
+                           : DivideUp(tiles * ProductTurns(p), int64_t{multiprocessors});
+  return of_one * static_cast<double>(most);
 }
 
 }  // namespace
@@ -71,9 +73,25 @@ int64_t RowsOfLaunch(const LayerKernel& kernel, const ProductDesc& p, int64_t tu
   const double row_flops = 2.0 * p.columns * std::max(p.depth, 1);
   auto most = static_cast<int64_t>(GainOf(kernel) * kPlainFlops / row_flops);
   if (kernel.kind != KernelKind::kDenseProduct) {
+    if (kernel.wide) turns = (turns - 1) / kWideGradientTurns;
     most = std::min(most, turns / ProductTilesAlong(p.columns, tile.columns) * tile.rows);
   }
   return std::max(most / tile.rows, int64_t{1}) * tile.rows;
+}
+
+GradientItems ItemsOf(const ProductDesc& p, int64_t tiles, int multiprocessors) {
+  const int64_t turns = ProductTurns(p);
+  const int64_t waves = tiles / multiprocessors;
+  if (tiles % multiprocessors == 0) {
+    return {{static_cast<int32_t>(tiles), 1}, tiles, waves * turns};
+  }
+  const int64_t whole = std::max(waves - 1, int64_t{0}) * multiprocessors, rest = tiles - whole;
+  // Where items of one tile run beside each other, they wait for each other's sums.
+  const int64_t item_blocks = std::min(rest < multiprocessors ? int64_t{1} : int64_t{2}, turns);
+  const int64_t rounds = DivideUp(turns, item_blocks);
+  return {{static_cast<int32_t>(whole), static_cast<int32_t>(item_blocks)}, whole + rest * rounds,
+          whole / multiprocessors * turns +
+              DivideUp(rest * rounds, int64_t{multiprocessors}) * item_blocks};
 }
 
 LayerKernel FastestOf(absl::Span<const LayerKernel> kernels, const ProductDesc& p,

@@ -29,6 +29,15 @@ double GainOf(const LayerKernel& kernel);
 // tiles.
 int64_t RowsOfLaunch(const LayerKernel& kernel, const ProductDesc& p, int64_t turns);
 
+// How a gradient in wide tiles is cut into items: whole tiles as long as they fill all
+// multiprocessors, and the rest so that all are done at about the same time.
+struct GradientItems {
+  GradientCut cut;
+  int64_t count;
+  int64_t blocks;  // of the depth, that the busiest multiprocessor sums
+};
+GradientItems ItemsOf(const ProductDesc& p, int64_t tiles, int multiprocessors);
+
 // The one of these kernels that is predicted to be done first, of equal ones the first. At least
 // one.
 LayerKernel FastestOf(absl::Span<const LayerKernel> kernels, const ProductDesc& p,
