@@ -276,13 +276,6 @@ void AddWideProducts(ElementType element, std::vector<KernelRow>& rows) {
                     .tile = {0, 0, 0, 1},
                     .reason = "layers of many rows",
                     .spill_bytes = kind == KernelKind::kProductDepthDepth ? 128 : 0});
-    if (kind != KernelKind::kProductDepthDepth) continue;
-    for (int variant : {1, 2, 3, 4, 5, 6}) {
-      rows.push_back(rows.back());
-      rows.back().variant = variant;
-      rows.back().stays = variant != 1;
-      rows.back().tile = {0, 0, 0, variant == 1 ? 2 : 1};
-    }
   }
 }
 
@@ -523,7 +516,6 @@ std::string NameOf(const KernelRow& row) {
   if (row.element == ElementType::kFloat32) {
     name += row.architecture == Architecture::kSm70 ? "_f16x3" : "_tf32x3";
   }
-  if (row.variant > 0) return name + "_wide_v" + std::to_string(row.variant);
   if (row.head_dim == 0) return name + (row.small ? "_small" : row.wide ? "_wide" : "");
   name += "_d" + std::to_string(row.head_dim);
   if (row.kind == KernelKind::kForwardDropoutBits) return name;

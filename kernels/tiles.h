@@ -72,7 +72,6 @@ struct KernelRow {
   bool small = false;    // of listed ones: a block has 32 rows and lists of its own; of products:
                          // small tiles (kernels/dense/product_params.h)
   bool wide = false;     // of products: wide tiles, by tensor maps
-  int variant = 0;       // TEMPORARY
   bool dropout = false;
   bool dropout_ahead = false;  // kForwardDropoutBits or kDropoutBits decides
   bool stays = false;          // its blocks, tile.blocks_per_sm each SM, take many tiles

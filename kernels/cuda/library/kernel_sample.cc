@@ -16,7 +16,6 @@ bool IsWidest(const KernelRow& row) {
 }  // namespace
 
 bool IsSampled(const KernelRow& row, int compute_capability) {
-  if (compute_capability == 90 && row.head_dim == 0) return true;  // TEMPORARY
   if (InfoOf(row.architecture).compute_capability != compute_capability) return false;
   if (row.head_dim == 0 || row.head_dim == 64) return true;
   return !row.general && !row.listed && !row.dropout && IsWidest(row);

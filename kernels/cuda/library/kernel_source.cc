@@ -119,11 +119,7 @@ std::string Sm80Expression(const KernelRow& row) {
     case KernelKind::kProductDepthDepth:
       if (row.wide) {
         if (row.kind == KernelKind::kProductDepthDepth) {
-          const char* const arguments[] = {", 192, 3", "", ", 192, 1", ", 128, 2", ", 128, 1",
-                                           ", 192, 3, true", ", 128, 2, true"};
-          return row.variant == 1
-                     ? absl::StrCat("WideProductKernel<", math, ", true, true>")
-                     : absl::StrCat("GradientProductKernel<", math, arguments[row.variant], ">");
+          return absl::StrCat("GradientProductKernel<", math, ">");
         }
         return absl::StrCat("WideProductKernel<", math, ", ", ProductLayoutOf(row), ">");
       }

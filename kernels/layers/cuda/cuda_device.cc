@@ -143,17 +143,8 @@ void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
     } else if (kernel.wide) {
       WideProductDesc wide = WideDescOf(desc);
       int64_t items = tiles;
-      if (kernel.variant == 1) {
-        items = tiles * ProductTurns(p);
-      } else if (p.result == kProductAddBlocks) {
-        GradientItems of = ItemsOf(p, tiles, engine_.device().multiprocessors());
-        if (forced_gradient.item_blocks == 0) of = {{static_cast<int32_t>(tiles), 1}, tiles, 0};
-        if (forced_gradient.item_blocks > 0) {
-          const int64_t blocks = std::min(forced_gradient.item_blocks, ProductTurns(p));
-          of.cut.item_blocks = static_cast<int32_t>(blocks);
-          of.count = of.cut.whole_tiles + (tiles - of.cut.whole_tiles) *
-                                              DivideUp(int64_t{ProductTurns(p)}, blocks);
-        }
+      if (p.result == kProductAddBlocks) {
+        const GradientItems of = ItemsOf(p, tiles, engine_.device().multiprocessors());
         wide.cut = of.cut;
         items = of.count;
       }
@@ -170,10 +161,6 @@ LayerKernel CudaDevice::KernelOf(const PlainProductDesc& desc, ElementType opera
   LayerKernel small = *large, wide = *large;
   small.small = true;
   wide.wide = true;
-  if (forced_gradient.variant >= 0 && desc.a_by_depth != 0) {
-    wide.variant = forced_gradient.variant;
-    return wide;
-  }
   absl::InlinedVector<LayerKernel, 3> there;
   for (const LayerKernel& kernel : {*large, small, wide}) {
     if (queue_.Has(kernel)) there.push_back(kernel);

@@ -24,13 +24,6 @@
 
 namespace attnd {
 
-// TEMPORARY: how gradients are made, for comparison. Negative: as product_choice.h says.
-struct ForcedGradient {
-  int variant = -1;
-  int item_blocks = -1;  // 0: whole tiles
-};
-inline ForcedGradient forced_gradient;
-
 class CudaDevice final : public ModuleDevice {
  public:
   // The engine outlives the device. `hold` may be null.

@@ -95,25 +95,6 @@ TEST(Products, HaveTheSameBitsInTilesOfAnySize) {
   }
 }
 
-// TEMPORARY
-TEST(Products, HaveTheSameBitsByEveryVariantOfGradients) {
-  for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
-    Names names;
-    const std::vector<double> numbers = NumbersOfProducts(*MakeOf(IsLarge, &names), element);
-    for (int variant : {0, 1, 2, 3, 4, 5, 6}) {
-      for (int item_blocks : {-1, 0, 1, 2}) {
-        if (element == ElementType::kBFloat16 && (variant > 0 || item_blocks > 0)) continue;
-        SCOPED_TRACE(variant);
-        SCOPED_TRACE(item_blocks);
-        forced_gradient = {variant, item_blocks};
-        EXPECT_EQ(numbers, NumbersOfProducts(*MakeOf(IsWide, &names), element));
-        forced_gradient = {};
-      }
-    }
-    for (const std::string& name : names) std::printf("%s\n", name.c_str());
-  }
-}
-
 // Names of the kernels that a product of this depth runs.
 Names KernelsOf(Architecture architecture, ElementType element, int64_t depth) {
   Names names;

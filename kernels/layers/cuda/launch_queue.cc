@@ -61,7 +61,7 @@ TensorMap LaunchQueue::MapOf(const RowsBox& box) {
 const KernelRow* LaunchQueue::RowOf(const LayerKernel& kernel) const {
   const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const KernelRow& r) {
     return r.kind == kernel.kind && r.element == kernel.element && r.small == kernel.small &&
-           r.wide == kernel.wide && r.variant == kernel.variant;
+           r.wide == kernel.wide;
   });
   return row == rows_.end() ? nullptr : &*row;
 }

@@ -25,7 +25,6 @@ struct LayerKernel {
   // Products on tensor cores have these elements and tiles.
   ElementType element = ElementType::kFloat16;
   bool small = false, wide = false;
-  int variant = 0;  // TEMPORARY
 
   LayerKernel(KernelKind of,
               ElementType multiplied = ElementType::kFloat16)  // NOLINT: a kind is one

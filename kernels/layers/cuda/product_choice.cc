@@ -56,11 +56,7 @@ ProductTileSize TileSizeOf(const LayerKernel& kernel) {
   if (kernel.kind == KernelKind::kDenseProduct) return {kPlainTile, kPlainTile};
   if (kernel.wide) {
     const bool is_gradient = kernel.kind == KernelKind::kProductDepthDepth;
-    const bool is_narrow = kernel.variant == 1 || kernel.variant == 3 || kernel.variant == 4 ||
-                           kernel.variant == 6;
-    return {kWideProductRows, is_narrow     ? 128
-                              : is_gradient ? kWideGradientColumns
-                                            : kWideProductColumns};
+    return {kWideProductRows, is_gradient ? kWideGradientColumns : kWideProductColumns};
   }
   const int32_t size = kernel.small ? kSmallProductTile : kProductTile;
   return {size, size};
