@@ -266,8 +266,8 @@ void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) 
   }
 }
 
-// Adds products in wide tiles. Gradients of weights take turns at a tile: their blocks must begin
-// in order, each with work of its own, so they do not stay.
+// Adds products in wide tiles. Of gradients the thread that brings tiles of 192 columns, whose
+// registers go to those that sum, spills what it looks up for a part.
 void AddWideProducts(ElementType element, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kProductRowsRows, KernelKind::kProductRowsDepth,
                           KernelKind::kProductDepthDepth}) {
@@ -275,9 +275,10 @@ void AddWideProducts(ElementType element, std::vector<KernelRow>& rows) {
                     .kind = kind,
                     .element = element,
                     .wide = true,
-                    .stays = kind != KernelKind::kProductDepthDepth,
-                    .tile = {0, 0, 0, kind != KernelKind::kProductDepthDepth ? 1 : 2},
-                    .reason = "layers of many rows"});
+                    .stays = true,
+                    .tile = {0, 0, 0, 1},
+                    .reason = "layers of many rows",
+                    .spill_bytes = kind == KernelKind::kProductDepthDepth ? 96 : 0});
   }
 }
 

@@ -184,6 +184,7 @@ ATTN_PTX void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;"
 #define ATTN_C16(c, n) ATTN_C4(c, n), ATTN_C4(c, n + 1), ATTN_C4(c, n + 2), ATTN_C4(c, n + 3)
 #define ATTN_C32(c) ATTN_C16(c, 0), ATTN_C16(c, 4)
 #define ATTN_C64(c) ATTN_C32(c), ATTN_C16(c, 8), ATTN_C16(c, 12)
+#define ATTN_C96(c) ATTN_C64(c), ATTN_C16(c, 16), ATTN_C16(c, 20)
 #define ATTN_C128(c) ATTN_C64(c), ATTN_C16(c, 16), ATTN_C16(c, 20), ATTN_C16(c, 24), ATTN_C16(c, 28)
 // Operands that a product writes without reading them.
 #define ATTN_N4(c, n) "=f"(c[n][0]), "=f"(c[n][1]), "=f"(c[n][2]), "=f"(c[n][3])
@@ -199,6 +200,15 @@ ATTN_PTX void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;"
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define ATTN_D96                                                       \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
+  "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "  \
+  "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, "  \
+  "%41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "  \
+  "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, "  \
+  "%67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "  \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, "  \
+  "%93, %94, %95}"
 #define ATTN_D128                                                          \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "     \
   "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, " \
@@ -269,6 +279,8 @@ ATTN_PRODUCTS(WarpgroupBFloat16, "bf16", 16, "128", ATTN_C64, ATTN_D64, "%64", "
   ATTN_STORED_PRODUCT(Name##AcrossB, type, 32, "256", ATTN_C128, ATTN_D128, "%128", "%129", "1",   \
                       "0", "1")                                                                    \
   ATTN_STORED_PRODUCT(Name##Across, type, 16, "128", ATTN_C64, ATTN_D64, "%64", "%65", "1", "1",   \
+                      "1")                                                                         \
+  ATTN_STORED_PRODUCT(Name##Across, type, 24, "192", ATTN_C96, ATTN_D96, "%96", "%97", "1", "1",   \
                       "1")
 ATTN_STORED_PRODUCTS(WarpgroupHalf, "f16")
 ATTN_STORED_PRODUCTS(WarpgroupBFloat16, "bf16")
@@ -285,6 +297,10 @@ ATTN_PTX void WaitForProducts(float (&c)[8][4]) {
 template <int kLeft>
 ATTN_PTX void WaitForProducts(float (&c)[16][4]) {
   asm volatile("wgmma.wait_group.sync.aligned %64;" : ATTN_C64(c) : "n"(kLeft) : "memory");
+}
+template <int kLeft>
+ATTN_PTX void WaitForProducts(float (&c)[24][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned %96;" : ATTN_C96(c) : "n"(kLeft) : "memory");
 }
 template <int kLeft>
 ATTN_PTX void WaitForProducts(float (&c)[32][4]) {

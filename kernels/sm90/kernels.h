@@ -4,5 +4,6 @@
 #include "kernels/sm90/backward.h"
 #include "kernels/sm90/dropout_bits.h"
 #include "kernels/sm90/forward.h"
+#include "kernels/sm90/gradient_product.h"
 #include "kernels/sm90/query_gradient.h"
 #include "kernels/sm90/wide_product.h"

@@ -118,7 +118,11 @@ std::string Sm80Expression(const KernelRow& row) {
     case KernelKind::kProductRowsDepth:
     case KernelKind::kProductDepthDepth:
       if (row.wide) {
-        return absl::StrCat("WideProductKernel<", math, ", ", ProductLayoutOf(row), ">");
+        if (row.kind == KernelKind::kProductDepthDepth) {
+          return absl::StrCat("GradientProductKernel<", math, ">");
+        }
+        return absl::StrCat("WideProductKernel<", math, ", ",
+                            row.kind == KernelKind::kProductRowsDepth ? "true" : "false", ">");
       }
       return absl::StrCat("ProductKernel<", math,
                           ", attnd::", row.small ? "kSmallProductTile" : "kProductTile", ", ",

@@ -141,7 +141,14 @@ void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
     if (is_plain) {
       queue_.Add(kernel, desc, tiles, flops);
     } else if (kernel.wide) {
-      queue_.Add(kernel, WideDescOf(desc), tiles * ProductTurns(p), flops / gain);
+      WideProductDesc wide = WideDescOf(desc);
+      int64_t items = tiles;
+      if (p.result == kProductAddBlocks) {
+        const GradientItems of = ItemsOf(p, engine_.device().multiprocessors());
+        wide.cut = of.cut;
+        items = of.count;
+      }
+      queue_.Add(kernel, wide, items, flops / gain);
     } else {
       queue_.Add(kernel, p, tiles * ProductTurns(p), flops / gain);
     }
@@ -178,8 +185,10 @@ TensorMap CudaDevice::MapOfOperand(const void* data, int64_t stride, bool by_dep
 WideProductDesc CudaDevice::WideDescOf(const PlainProductDesc& desc) {
   const ProductDesc& p = desc.product;
   return {
-      p, MapOfOperand(p.a, p.a_stride, desc.a_by_depth != 0, p.rows, p.depth, kWideProductRows),
-      MapOfOperand(p.b, p.b_stride, desc.b_by_depth != 0, p.columns, p.depth, kWideProductColumns)};
+      p,
+      MapOfOperand(p.a, p.a_stride, desc.a_by_depth != 0, p.rows, p.depth, kWideProductRows),
+      MapOfOperand(p.b, p.b_stride, desc.b_by_depth != 0, p.columns, p.depth, kWideProductColumns),
+      {}};
 }
 
 void CudaDevice::Multiply(const WeightProduct& product) {
