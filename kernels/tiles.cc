@@ -265,6 +265,8 @@ void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) 
   }
 }
 
+// Adds products in wide tiles. Of gradients the thread that brings tiles of 192 columns, whose
+// registers go to those that sum, spills what it looks up for a part.
 void AddWideProducts(ElementType element, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kProductRowsRows, KernelKind::kProductRowsDepth,
                           KernelKind::kProductDepthDepth}) {
@@ -275,7 +277,7 @@ void AddWideProducts(ElementType element, std::vector<KernelRow>& rows) {
                     .stays = true,
                     .tile = {0, 0, 0, 1},
                     .reason = "layers of many rows",
-                    .spill_bytes = kind == KernelKind::kProductDepthDepth ? 128 : 0});
+                    .spill_bytes = kind == KernelKind::kProductDepthDepth ? 96 : 0});
   }
 }
 

@@ -8,10 +8,10 @@
 //                of its ProductTurns, in the order of ProductPartOf and ProductPlaceOf. Tiles of
 //                any size give the same bits. Wide ones (WideProductDesc) come by tensor maps;
 //                their blocks take many tiles each, or items of gradients (GradientItemOf).
-//                A lies by depth with kProductAddBlocks alone,
-//                and sm_70 then takes sums below 2^-126 for zero. A and B have one element; all are
-//                16-byte aligned, their strides, and what lies in a row of them, multiples of the
-//                numbers in 16 bytes of it, rows of A and B below kMostProductRowBytes.
+//                A lies by depth with kProductAddBlocks alone, and sm_70 then takes sums below
+//                2^-126 for zero. A and B have one element; all are 16-byte aligned, their strides,
+//                and what lies in a row of them, multiples of the numbers in 16 bytes of it, rows
+//                of A and B below kMostProductRowBytes.
 // Errors         none here: the host has refused what a kernel cannot do.
 #pragma once
 
@@ -37,13 +37,16 @@ struct ProductDesc {
   int32_t result;        // ProductResult
   int32_t bias_element;  // BiasElementCode
   int32_t c_element;     // likewise, never kBiasNone; float32 with kProductAddBlocks
-  int32_t* turns;        // kProductAddBlocks on tensor cores: a word a tile, zero before and after
+  // kProductAddBlocks on tensor cores: a word a tile, in wide ones kWideGradientTurns and one more,
+  // zero before and after.
+  int32_t* turns;
 };
 
-// What a block of a gradient in wide tiles takes at a time: one of the first so many tiles over all
-// of the depth, or one of the others over so many blocks of it.
+// A block of a gradient in wide tiles takes an item at a time: one of the first so many tiles over
+// all of the depth, or one of the others over so many blocks of it. A tile has
+// kNarrowGradientColumns or kWideGradientColumns.
 struct GradientCut {
-  int32_t whole_tiles, item_blocks;
+  int32_t tile_columns, whole_tiles, item_blocks;
 };
 
 // A product in wide tiles: 16-bit numbers, and the maps of A and B as they lie. A box has
@@ -57,12 +60,14 @@ struct WideProductDesc {
 
 // Rows and columns of C that a block makes; small ones where large ones leave a GPU idle.
 inline constexpr int32_t kProductTile = 128, kSmallProductTile = 64;
-// The sizes of a wide tile, and the depth that it holds at a time. Of gradients of weights registers
-// hold both C and the sums to add to it, so these have fewer columns.
+// The sizes of a wide tile, and the depth that it holds at a time. Of gradients of weights
+// registers hold both C and the sums to add to it, so these have fewer columns.
 inline constexpr int32_t kWideProductRows = 128, kWideProductColumns = 256,
-                         kWideGradientColumns = 192, kWideProductStep = 64;
-// Words of ProductDesc.turns that a tile of gradients has, behind one that counts claims.
-inline constexpr int32_t kWideGradientTurns = 24;
+                         kNarrowGradientColumns = 128, kWideGradientColumns = 192,
+                         kWideProductStep = 64;
+// Words of ProductDesc.turns that a wide tile of gradients has at most, behind one that counts
+// claims.
+inline constexpr int32_t kWideGradientTurns = 16;
 // Depth of what it holds in shared memory at a time, of numbers of so many bytes.
 template <int32_t kBytes>
 inline constexpr int32_t kProductStep = 64 / kBytes;
@@ -131,27 +136,27 @@ ATTN_HD ProductPart ProductPartOf(const ProductDesc& p, int32_t block) {
           left < kProductBlockDepth ? left : kProductBlockDepth, left <= kProductBlockDepth};
 }
 
-// What a block of a gradient in wide tiles makes at a time: blocks [first, end) of the depth of a
-// tile, `depth` together. Whole tiles come first, then the first items of all others, then their
-// second ones and so on: an item waits for an earlier one, which has begun before it.
+// An item of a gradient in wide tiles: blocks [first, end) of the depth of a tile. Whole tiles come
+// first, then the first items of all others, then their second ones and so on: an item waits for an
+// earlier one, which has begun before it.
 struct GradientItem {
-  int32_t tile, first, end, depth;
+  int32_t tile, first, end;
   bool is_last;
 };
 template <int32_t kTileRows, int32_t kTileColumns>
 ATTN_HD GradientItem GradientItemOf(const ProductDesc& p, const GradientCut& cut, int32_t item) {
   const int32_t turns = ProductTurns(p);
-  if (item < cut.whole_tiles) return {item, 0, turns, p.depth, true};
+  if (item < cut.whole_tiles) return {item, 0, turns, true};
   const auto others = static_cast<uint32_t>(ProductTiles(p, kTileRows, kTileColumns)) -
                       static_cast<uint32_t>(cut.whole_tiles);
   const uint32_t within = static_cast<uint32_t>(item) - static_cast<uint32_t>(cut.whole_tiles);
   const uint32_t round = within / others;
-  const auto tile = static_cast<int32_t>(static_cast<uint32_t>(cut.whole_tiles) + within -
-                                         round * others);
+  const auto tile =
+      static_cast<int32_t>(static_cast<uint32_t>(cut.whole_tiles) + within - round * others);
   const int32_t first = static_cast<int32_t>(round) * cut.item_blocks;
-  const int32_t begin = first * kProductBlockDepth, end = first + cut.item_blocks;
-  if (end >= turns) return {tile, first, turns, p.depth - begin, true};
-  return {tile, first, end, cut.item_blocks * kProductBlockDepth, false};
+  const int32_t end = first + cut.item_blocks;
+  if (end >= turns) return {tile, first, turns, true};
+  return {tile, first, end, false};
 }
 
 }  // namespace attnd

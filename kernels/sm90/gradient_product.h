@@ -1,8 +1,9 @@
 // GradientProductKernel: C += Aᵀ·B of 16-bit numbers for gradients of weights, in tiles of 128 ×
-// kColumns (kernels/dense/product_params.h), to the bits of sm80's ProductKernel: each part of the
-// depth is one chain of sums from zero, which is added to C in float32 in the order of parts. One
-// warpgroup brings: a thread claims items and loads their steps by tensor maps. Two consume, each
-// 64 rows of the tile: while one waits for its products the other's run.
+// 128 or 128 × 192 as the host says (kernels/dense/product_params.h), to the bits of sm80's
+// ProductKernel: each part of the depth is one chain of sums from zero, which is added to C in
+// float32 in the order of parts. One warpgroup brings: a thread claims items and loads their steps
+// by tensor maps. Two consume, each 64 rows of the tile: while one waits for its products the
+// other's run.
 //
 // C's numbers pass between memory and registers while the next part's products run, a chunk of
 // columns a step: they come after an item's first part, and leave after its last one. An item waits
@@ -15,8 +16,9 @@
 
 namespace attnd::sm90 {
 
-template <class Math, int kColumns = kWideGradientColumns, int kSegments = 3, bool kPairs = false>
-struct GradientProductKernel {
+// A tile's columns are passed on to the next item in kSegments equal parts.
+template <class Math, int kColumns, int kSegments>
+struct GradientTiles {
   static constexpr int kConsumers = 2, kWarps = 4 * kConsumers;
   static constexpr int kThreads = kGroupThreads * (kConsumers + 1);
   static constexpr int kRows = kWideProductRows, kStep = kWideProductStep, kGroups = kColumns / 8;
@@ -25,14 +27,14 @@ struct GradientProductKernel {
   struct alignas(1024) Stage {
     char a[kRows * kStep * 2], b[kColumns * kStep * 2];
   };
-  // What consumers know of a part: one block of the depth of an item.
+  // One block of the depth of an item, as consumers know it.
   struct alignas(16) Part {
-    char* c;                                      // the tile's first number of C
-    int32_t* turns;                               // the tile's words
-    int32_t row_bytes, rows_left, columns_left;   // of C, from the tile's first number on
-    int32_t steps;                                // 0: there are no more
-    int32_t turn, next_turn;                      // of the item; both 0: it takes no turns
-    uint32_t comes, leaves;                       // whether C does, after the part
+    char* c;                                     // the tile's first number of C
+    int32_t* turns;                              // the tile's words
+    int32_t row_bytes, rows_left, columns_left;  // of C, from the tile's first number on
+    int32_t steps;                               // 0: there are no more
+    int32_t turn, next_turn;                     // of the item; both 0: it takes no turns
+    uint32_t comes, leaves;                      // whether C does, after the part
   };
   // From the part before the one at hand to the last one that may have a step in a stage.
   static constexpr int kParts = kStages + 2 > 8 ? 16 : 8;
@@ -40,14 +42,13 @@ struct GradientProductKernel {
     Stage stages[kStages];
     uint64_t full[kStages], empty[kStages];
     Part parts[kParts];
-    // What the bringing thread looks up for each part.
+    // The bringing thread looks these up for each part.
     ProductDesc product;
     GradientCut cut;
   };
   static_assert(sizeof(Shared) <= 227 << 10);
 
-  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    const auto& desc = *static_cast<const WideProductDesc*>(params.dense);
+  ATTN_HD static void Run(int count, const WideProductDesc& desc, ThreadIndex at, Shared& shared) {
     if (at.thread == 0) {
       shared.product = desc.product;
       shared.cut = desc.cut;
@@ -63,7 +64,7 @@ struct GradientProductKernel {
     const int group = ptx::Uniform(at.thread / kGroupThreads);
     if (group == 0) {
       ptx::KeepRegisters<(kColumns > 128 ? 24 : 40)>();
-      if (at.thread == 0) Bring(desc, params.tile_count, at, shared);
+      if (at.thread == 0) Bring(desc, count, at, shared);
     } else {
       ptx::TakeRegisters<(kColumns > 128 ? 240 : 232)>();
       Consume(at, group - 1, shared);
@@ -108,8 +109,7 @@ struct GradientProductKernel {
 #pragma unroll 1
     while (item < count) {
       const int next = static_cast<int>(ptx::AddGlobal(claims(), 1));
-      const GradientItem of =
-          GradientItemOf<kRows, kColumns>(shared.product, shared.cut, item);
+      const GradientItem of = GradientItemOf<kRows, kColumns>(shared.product, shared.cut, item);
       const ProductPlace place = ProductPlaceOf<kRows, kColumns>(shared.product, of.tile);
       const int last = of.end - 1;
 #pragma unroll 1
@@ -150,7 +150,8 @@ struct GradientProductKernel {
                       : left > 0                 ? (left + kStep - 1) / kStep
                                                  : 1;
     const auto word = [](int64_t value) { return static_cast<uint32_t>(value); };
-    ptx::StoreShared128(&part.c, make_uint4(word(c), word(c >> 32), word(turns), word(turns >> 32)));
+    ptx::StoreShared128(&part.c,
+                        make_uint4(word(c), word(c >> 32), word(turns), word(turns >> 32)));
     ptx::StoreShared128(&part.row_bytes, make_uint4(word(row_bytes), word(p.rows - place.row),
                                                     word(p.columns - place.column), word(steps)));
     ptx::StoreShared128(&part.turn,
@@ -163,8 +164,8 @@ struct GradientProductKernel {
   ATTN_HD static void BeginStep(Shared& shared, int group, const Turn& turn, Sums& sums) {
     ptx::WaitForPhase(&shared.full[turn.slot], turn.parity);
     const Stage& stage = shared.stages[turn.slot];
-    const uint64_t a = ptx::MatrixOf(stage.a + group * PanelBytes(kStep), PanelBytes(kStep),
-                                     8 * kRowBytes);
+    const uint64_t a =
+        ptx::MatrixOf(stage.a + group * PanelBytes(kStep), PanelBytes(kStep), 8 * kRowBytes);
     const uint64_t b = ptx::MatrixOf(stage.b, PanelBytes(kStep), 8 * kRowBytes);
     ptx::FenceProducts();
 #pragma unroll
@@ -217,7 +218,8 @@ struct GradientProductKernel {
       const uint4 turn = ptx::LoadShared128(&part_.turn);
       if (chunk % kSegmentChunks != kSegmentChunks - 1 || (turn.x | turn.y) == 0) return;
       ptx::SyncWarp();
-      if (ptx::Keep(thread_) % kWarpLanes == 0) ptx::StoreRelease(Turns(chunk), static_cast<int>(turn.y));
+      if (ptx::Keep(thread_) % kWarpLanes == 0)
+        ptx::StoreRelease(Turns(chunk), static_cast<int>(turn.y));
     }
 
    private:
@@ -226,8 +228,7 @@ struct GradientProductKernel {
     ATTN_HD int32_t* Turns(int chunk) const {
       const uint2 turns = ptx::LoadShared64(&part_.turns);
       return reinterpret_cast<int32_t*>(uint64_t{turns.y} << 32 | turns.x) +
-             ptx::Keep(thread_) / kWarpLanes * kSegments +
-             chunk / kSegmentChunks;
+             ptx::Keep(thread_) / kWarpLanes * kSegments + chunk / kSegmentChunks;
     }
     // Where the lane's numbers are.
     struct Lane {
@@ -256,14 +257,13 @@ struct GradientProductKernel {
     ATTN_HD static constexpr int GroupOf(int chunk, int n) {
       return chunk * kChunkGroups + n / 2 * 2;
     }
-    // Of two groups' accumulators an even lane has four columns of the first one in memory, an odd
+    // An even lane has four columns in memory of the first of two groups' accumulators, an odd
     // one of the second: neighbours exchange a pair.
     ATTN_HD static void Take(const uint4& words, bool is_odd, int half, float (*c)[4]) {
       const float own[2] = {ptx::BitsFloat(is_odd ? words.z : words.x),
                             ptx::BitsFloat(is_odd ? words.w : words.y)};
-      const float other[2] = {
-          ptx::BitsFloat(ptx::ShuffleXor(is_odd ? words.x : words.z, 1)),
-          ptx::BitsFloat(ptx::ShuffleXor(is_odd ? words.y : words.w, 1))};
+      const float other[2] = {ptx::BitsFloat(ptx::ShuffleXor(is_odd ? words.x : words.z, 1)),
+                              ptx::BitsFloat(ptx::ShuffleXor(is_odd ? words.y : words.w, 1))};
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         c[0][2 * half + e] = ptx::Add(is_odd ? other[e] : own[e], c[0][2 * half + e]);
@@ -329,19 +329,6 @@ struct GradientProductKernel {
           PassAll(passage, words, c);
         }
       }
-      if constexpr (kPairs) {
-#pragma unroll 1
-        for (; step + 1 < steps; step += 2) {
-          BeginStep(shared, group, turn, sums);
-          Turn second = turn;
-          second.Next();
-          BeginStep(shared, group, second, sums);
-          ptx::WaitForProducts<1>(sums);
-          if (lane == 0) ptx::Arrive(&shared.empty[turn.slot]);
-          turn = second;
-          EndStep(shared, lane, turn, sums);
-        }
-      }
 #pragma unroll 1
       for (; step < steps; ++step) {
         BeginStep(shared, group, turn, sums);
@@ -359,6 +346,26 @@ struct GradientProductKernel {
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       passage.Start(chunk, words);
       passage.End(chunk, words, c);
+    }
+  }
+};
+
+template <class Math>
+struct GradientProductKernel {
+  using Narrow = GradientTiles<Math, kNarrowGradientColumns, 2>;
+  using Wide = GradientTiles<Math, kWideGradientColumns, 1>;
+  static constexpr int kThreads = Wide::kThreads;
+  union Shared {
+    typename Narrow::Shared narrow;
+    typename Wide::Shared wide;
+  };
+
+  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
+    const auto& desc = *static_cast<const WideProductDesc*>(params.dense);
+    if (desc.cut.tile_columns == kNarrowGradientColumns) {
+      Narrow::Run(params.tile_count, desc, at, shared.narrow);
+    } else {
+      Wide::Run(params.tile_count, desc, at, shared.wide);
     }
   }
 };

@@ -167,8 +167,8 @@ constexpr Case kCases[] = {
 
 // Cases of gradients: rows, columns of a and b. Blocks of rows take turns.
 constexpr std::array<int64_t, 3> kGradientCases[] = {
-    {1, 8, 16},     {37, 136, 24},    {1100, 16, 136}, {2100, 72, 8},
-    {3100, 24, 200}, {2100, 264, 136}, {2100, 520, 16}, {40, 12, 20}};
+    {1, 8, 16},      {37, 136, 24},    {1100, 16, 136}, {2100, 72, 8},
+    {3100, 24, 200}, {2100, 264, 136}, {4200, 520, 16}, {40, 12, 20}};
 
 // A case multiplies and adds these, drawn in the order of members.
 struct Drawn {

@@ -121,7 +121,8 @@ std::string Sm80Expression(const KernelRow& row) {
         if (row.kind == KernelKind::kProductDepthDepth) {
           return absl::StrCat("GradientProductKernel<", math, ">");
         }
-        return absl::StrCat("WideProductKernel<", math, ", ", ProductLayoutOf(row), ">");
+        return absl::StrCat("WideProductKernel<", math, ", ",
+                            row.kind == KernelKind::kProductRowsDepth ? "true" : "false", ">");
       }
       return absl::StrCat("ProductKernel<", math,
                           ", attnd::", row.small ? "kSmallProductTile" : "kProductTile", ", ",

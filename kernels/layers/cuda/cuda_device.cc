@@ -144,7 +144,7 @@ void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
       WideProductDesc wide = WideDescOf(desc);
       int64_t items = tiles;
       if (p.result == kProductAddBlocks) {
-        const GradientItems of = ItemsOf(p, tiles, engine_.device().multiprocessors());
+        const GradientItems of = ItemsOf(p, engine_.device().multiprocessors());
         wide.cut = of.cut;
         items = of.count;
       }
@@ -185,7 +185,8 @@ TensorMap CudaDevice::MapOfOperand(const void* data, int64_t stride, bool by_dep
 WideProductDesc CudaDevice::WideDescOf(const PlainProductDesc& desc) {
   const ProductDesc& p = desc.product;
   return {
-      p, MapOfOperand(p.a, p.a_stride, desc.a_by_depth != 0, p.rows, p.depth, kWideProductRows),
+      p,
+      MapOfOperand(p.a, p.a_stride, desc.a_by_depth != 0, p.rows, p.depth, kWideProductRows),
       MapOfOperand(p.b, p.b_stride, desc.b_by_depth != 0, p.columns, p.depth, kWideProductColumns),
       {}};
 }

@@ -26,9 +26,11 @@ bool IsLarge(const KernelRow& row) { return IsProduct(NameOf(row)) && !row.small
 bool IsWide(const KernelRow& row) { return row.wide; }
 // An engine that makes all products in tiles of a size, the others of which it `lacks`, without
 // conflicts of banks, and tells the kernels that ran.
-std::unique_ptr<cuda::CudaBackend> MakeOf(bool (*is_size)(const KernelRow&), Names* names) {
+std::unique_ptr<cuda::CudaBackend> MakeOf(bool (*is_size)(const KernelRow&), Names* names,
+                                          int multiprocessors = 2) {
   cuda::EmulatedDeviceOptions options = {
       .architecture = is_size == IsWide ? Architecture::kSm90 : Architecture::kSm80,
+      .multiprocessors = multiprocessors,
       // Banks are counted by thread, and products of warpgroups read by whole panels.
       .shared = {.count_conflicts = is_size != IsWide, .detect_races = true},
       .observer = [names](const KernelRow& row, const emulator::LaunchReport& report) {
@@ -79,8 +81,12 @@ TEST(Products, HaveTheSameBitsInTilesOfAnySize) {
     const std::vector<double> numbers = NumbersOfProducts(*MakeOf(IsLarge, &large), element);
     EXPECT_EQ(numbers, NumbersOfProducts(*MakeOf(IsSmall, &small), element));
     EXPECT_FALSE(numbers.empty());
-    if (element != ElementType::kFloat32) {
-      EXPECT_EQ(numbers, NumbersOfProducts(*MakeOf(IsWide, &wide), element));
+    // Gradients: 2 multiprocessors make whole tiles of both widths, 4 cut one of five tiles, of 128
+    // columns, into items of 4 parts, and 12 cut all of both widths into items of one.
+    for (int multiprocessors : {2, 4, 12}) {
+      if (element == ElementType::kFloat32) continue;
+      SCOPED_TRACE(multiprocessors);
+      EXPECT_EQ(numbers, NumbersOfProducts(*MakeOf(IsWide, &wide, multiprocessors), element));
     }
     Names products;
     for (const std::string& name : small) {

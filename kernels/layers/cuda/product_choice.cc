@@ -15,22 +15,53 @@ namespace {
 // long as beside others.
 constexpr double kSmallTileTime = 0.31, kWideTileTime = 0.95;
 
+// Gradients in wide tiles (H200, over 1,024 rows): a part of 128 columns takes 6.75 us, where a
+// large tile takes about 11, and one of 192 columns 1.3 times as long. Nothing hides the first and
+// the last passage of C: over 512 rows 36 to 64 tiles of 768² and 1,024² take 10.7 and 11.3 us, two
+// small ones on each multiprocessor 8.6.
+constexpr double kGradientPartTime = 0.62, kWideGradientTime = 1.3, kPassageTime = 0.18;
+// Parts of one tile beside each other wait for each other's sums: they take this many times as
+// long, and this share of the time of all one after the other at least.
+constexpr double kWaitingTime = 2.1, kLeastCutTime = 0.55;
+constexpr int64_t kItemBlocks = 4;  // beside whole tiles
+
 // Checks that rows of numbers, `chunk` of which are 16 bytes, are in whole chunks.
 bool IsInChunks(const void* data, int64_t stride, int64_t chunk) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % chunk == 0 &&
          stride * 16 < kMostProductRowBytes * chunk;
 }
 
+GradientItems ItemsInTiles(const ProductDesc& p, int32_t tile_columns, int multiprocessors) {
+  const int64_t tiles = ProductTiles(p, kWideProductRows, tile_columns);
+  const int64_t blocks = ProductTurns(p);
+  const int64_t waves = tiles / multiprocessors, rest = tiles % multiprocessors;
+  const bool is_cut = rest > 0 && 2 * rest < multiprocessors && blocks > 1;
+  const int64_t whole = is_cut ? tiles - rest : tiles;
+  const int64_t item_blocks = waves > 0 ? std::min(kItemBlocks, blocks) : 1;
+  const auto all = static_cast<double>(blocks);
+  double parts = all * static_cast<double>(waves);
+  if (is_cut) {
+    const auto most = static_cast<double>(DivideUp(rest * blocks, int64_t{multiprocessors}));
+    parts += std::min(all, std::max(kWaitingTime * most, kLeastCutTime * all));
+  } else if (rest > 0) {
+    parts += all;
+  }
+  if (tile_columns == kWideGradientColumns) parts *= kWideGradientTime;
+  return {{tile_columns, static_cast<int32_t>(whole), static_cast<int32_t>(item_blocks)},
+          whole + (tiles - whole) * DivideUp(blocks, item_blocks),
+          parts};
+}
+
 double TimeIn(const LayerKernel& kernel, const ProductDesc& p, int multiprocessors) {
+  if (kernel.wide && p.result == kProductAddBlocks) {
+    return kGradientPartTime * ItemsOf(p, multiprocessors).parts + kPassageTime;
+  }
   const ProductTileSize size = TileSizeOf(kernel);
-  const int64_t tiles = ProductTiles(p, size.rows, size.columns);
-  const double of_one = kernel.small  ? kSmallTileTime
-                        : kernel.wide ? kWideTileTime * size.columns / kWideProductColumns
-                                      : 1;
-  const int64_t most = kernel.wide && p.result == kProductAddBlocks
-                           ? ItemsOf(p, tiles, multiprocessors).blocks
-                           : DivideUp(tiles * ProductTurns(p), int64_t{multiprocessors});
-  return of_one * static_cast<double>(most);
+  const int64_t blocks = ProductTurns(p);
+  const double of_one = kernel.small ? kSmallTileTime : kernel.wide ? kWideTileTime : 1;
+  return (blocks > 1 ? kWaitingTime : 1) * of_one *
+         static_cast<double>(
+             DivideUp(ProductTiles(p, size.rows, size.columns) * blocks, int64_t{multiprocessors}));
 }
 
 }  // namespace
@@ -56,7 +87,7 @@ ProductTileSize TileSizeOf(const LayerKernel& kernel) {
   if (kernel.kind == KernelKind::kDenseProduct) return {kPlainTile, kPlainTile};
   if (kernel.wide) {
     const bool is_gradient = kernel.kind == KernelKind::kProductDepthDepth;
-    return {kWideProductRows, is_gradient ? kWideGradientColumns : kWideProductColumns};
+    return {kWideProductRows, is_gradient ? kNarrowGradientColumns : kWideProductColumns};
   }
   const int32_t size = kernel.small ? kSmallProductTile : kProductTile;
   return {size, size};
@@ -72,26 +103,17 @@ int64_t RowsOfLaunch(const LayerKernel& kernel, const ProductDesc& p, int64_t tu
   const ProductTileSize tile = TileSizeOf(kernel);
   const double row_flops = 2.0 * p.columns * std::max(p.depth, 1);
   auto most = static_cast<int64_t>(GainOf(kernel) * kPlainFlops / row_flops);
-  if (kernel.kind != KernelKind::kDenseProduct) {
+  if (kernel.kind == KernelKind::kProductDepthDepth) {
     if (kernel.wide) turns = (turns - 1) / kWideGradientTurns;
     most = std::min(most, turns / ProductTilesAlong(p.columns, tile.columns) * tile.rows);
   }
   return std::max(most / tile.rows, int64_t{1}) * tile.rows;
 }
 
-GradientItems ItemsOf(const ProductDesc& p, int64_t tiles, int multiprocessors) {
-  const int64_t turns = ProductTurns(p);
-  const int64_t waves = tiles / multiprocessors;
-  if (tiles % multiprocessors == 0) {
-    return {{static_cast<int32_t>(tiles), 1}, tiles, waves * turns};
-  }
-  const int64_t whole = std::max(waves - 1, int64_t{0}) * multiprocessors, rest = tiles - whole;
-  // Where items of one tile run beside each other, they wait for each other's sums.
-  const int64_t item_blocks = std::min(rest < multiprocessors ? int64_t{1} : int64_t{2}, turns);
-  const int64_t rounds = DivideUp(turns, item_blocks);
-  return {{static_cast<int32_t>(whole), static_cast<int32_t>(item_blocks)}, whole + rest * rounds,
-          whole / multiprocessors * turns +
-              DivideUp(rest * rounds, int64_t{multiprocessors}) * item_blocks};
+GradientItems ItemsOf(const ProductDesc& p, int multiprocessors) {
+  const GradientItems narrow = ItemsInTiles(p, kNarrowGradientColumns, multiprocessors);
+  const GradientItems wide = ItemsInTiles(p, kWideGradientColumns, multiprocessors);
+  return wide.parts < narrow.parts ? wide : narrow;
 }
 
 LayerKernel FastestOf(absl::Span<const LayerKernel> kernels, const ProductDesc& p,

@@ -17,7 +17,8 @@ namespace attnd {
 // The kernel of tensor cores for this product, with large tiles, if any can make it.
 std::optional<LayerKernel> TensorCoreKernel(const PlainProductDesc& desc, ElementType operand);
 
-// Rows and columns of C that a block of this kernel makes at a time.
+// Rows and columns of C that a block of this kernel makes at a time, of gradients in wide tiles at
+// least: ItemsOf has the columns.
 struct ProductTileSize {
   int32_t rows, columns;
 };
@@ -25,18 +26,19 @@ ProductTileSize TileSizeOf(const LayerKernel& kernel);
 
 // How much faster this kernel is than the plain one, about.
 double GainOf(const LayerKernel& kernel);
-// Returns how many rows of C a launch has at most: it ends soon, and has `turns` words for its
-// tiles.
+// Returns how many rows of C a launch has at most: it ends soon, and has `turns` words for the
+// tiles of a gradient.
 int64_t RowsOfLaunch(const LayerKernel& kernel, const ProductDesc& p, int64_t turns);
 
-// How a gradient in wide tiles is cut into items: whole tiles as long as they fill all
-// multiprocessors, and the rest so that all are done at about the same time.
+// How a gradient in wide tiles is cut into items: in whole tiles, of the width that is predicted to
+// be done first; but where those left over would occupy less than half of the multiprocessors these
+// are cut along the depth.
 struct GradientItems {
   GradientCut cut;
   int64_t count;
-  int64_t blocks;  // of the depth, that the busiest multiprocessor sums
+  double parts;  // predicted time, in those of 128 × 128 numbers over kProductBlockDepth
 };
-GradientItems ItemsOf(const ProductDesc& p, int64_t tiles, int multiprocessors);
+GradientItems ItemsOf(const ProductDesc& p, int multiprocessors);
 
 // The one of these kernels that is predicted to be done first, of equal ones the first. At least
 // one.
