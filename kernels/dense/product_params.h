@@ -8,10 +8,10 @@
 //                of its ProductTurns, in the order of ProductPartOf and ProductPlaceOf. Tiles of
 //                any size give the same bits. Wide ones (WideProductDesc) come by tensor maps;
 //                their blocks take many tiles each, or items of gradients (GradientItemOf).
-//                A lies by depth with kProductAddBlocks alone,
-//                and sm_70 then takes sums below 2^-126 for zero. A and B have one element; all are
-//                16-byte aligned, their strides, and what lies in a row of them, multiples of the
-//                numbers in 16 bytes of it, rows of A and B below kMostProductRowBytes.
+//                A lies by depth with kProductAddBlocks alone, and sm_70 then takes sums below
+//                2^-126 for zero. A and B have one element; all are 16-byte aligned, their strides,
+//                and what lies in a row of them, multiples of the numbers in 16 bytes of it, rows
+//                of A and B below kMostProductRowBytes.
 // Errors         none here: the host has refused what a kernel cannot do.
 #pragma once
 
@@ -42,9 +42,9 @@ struct ProductDesc {
   int32_t* turns;
 };
 
-// What a block of a gradient in wide tiles takes at a time: one of the first so many tiles over all
-// of the depth, or one of the others over so many blocks of it. A tile has kNarrowGradientColumns
-// or kWideGradientColumns.
+// A block of a gradient in wide tiles takes an item at a time: one of the first so many tiles over
+// all of the depth, or one of the others over so many blocks of it. A tile has
+// kNarrowGradientColumns or kWideGradientColumns.
 struct GradientCut {
   int32_t tile_columns, whole_tiles, item_blocks;
 };
@@ -136,17 +136,17 @@ ATTN_HD ProductPart ProductPartOf(const ProductDesc& p, int32_t block) {
           left < kProductBlockDepth ? left : kProductBlockDepth, left <= kProductBlockDepth};
 }
 
-// What a block of a gradient in wide tiles makes at a time: blocks [first, end) of the depth of a
-// tile, `depth` together. Whole tiles come first, then the first items of all others, then their
-// second ones and so on: an item waits for an earlier one, which has begun before it.
+// An item of a gradient in wide tiles: blocks [first, end) of the depth of a tile. Whole tiles come
+// first, then the first items of all others, then their second ones and so on: an item waits for an
+// earlier one, which has begun before it.
 struct GradientItem {
-  int32_t tile, first, end, depth;
+  int32_t tile, first, end;
   bool is_last;
 };
 template <int32_t kTileRows, int32_t kTileColumns>
 ATTN_HD GradientItem GradientItemOf(const ProductDesc& p, const GradientCut& cut, int32_t item) {
   const int32_t turns = ProductTurns(p);
-  if (item < cut.whole_tiles) return {item, 0, turns, p.depth, true};
+  if (item < cut.whole_tiles) return {item, 0, turns, true};
   const auto others = static_cast<uint32_t>(ProductTiles(p, kTileRows, kTileColumns)) -
                       static_cast<uint32_t>(cut.whole_tiles);
   const uint32_t within = static_cast<uint32_t>(item) - static_cast<uint32_t>(cut.whole_tiles);
@@ -154,9 +154,9 @@ ATTN_HD GradientItem GradientItemOf(const ProductDesc& p, const GradientCut& cut
   const auto tile =
       static_cast<int32_t>(static_cast<uint32_t>(cut.whole_tiles) + within - round * others);
   const int32_t first = static_cast<int32_t>(round) * cut.item_blocks;
-  const int32_t begin = first * kProductBlockDepth, end = first + cut.item_blocks;
-  if (end >= turns) return {tile, first, turns, p.depth - begin, true};
-  return {tile, first, end, cut.item_blocks * kProductBlockDepth, false};
+  const int32_t end = first + cut.item_blocks;
+  if (end >= turns) return {tile, first, turns, true};
+  return {tile, first, end, false};
 }
 
 }  // namespace attnd

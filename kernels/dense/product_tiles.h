@@ -88,30 +88,19 @@ class OperandChunks {
   int pass_bytes_, last_, depth_, place_;
 };
 
-// Waits before a block adds to C, and passes on after. All threads that add call it, and meet by
-// `sync`.
-template <class Sync>
-ATTN_HD void WaitForTurn(const ProductDesc& p, const ProductPart& part, int thread,
-                         const Sync& sync) {
+// Waits before a block adds to C, and passes on after. All threads of the block call it.
+ATTN_HD void WaitForTurn(const ProductDesc& p, const ProductPart& part, int thread) {
   if (part.turn == 0) return;
   if (thread == 0) {
     while (ptx::LoadAcquire(p.turns + part.tile) != part.turn) {
     }
   }
-  sync();
-}
-template <class Sync>
-ATTN_HD void PassTurn(const ProductDesc& p, const ProductPart& part, int thread, const Sync& sync) {
-  if (part.turn == 0 && part.is_last) return;
-  sync();
-  if (thread == 0) ptx::StoreRelease(p.turns + part.tile, part.is_last ? 0 : part.turn + 1);
-}
-// These are for blocks all of whose threads add.
-ATTN_HD void WaitForTurn(const ProductDesc& p, const ProductPart& part, int thread) {
-  WaitForTurn(p, part, thread, [] { ptx::SyncThreads(); });
+  ptx::SyncThreads();
 }
 ATTN_HD void PassTurn(const ProductDesc& p, const ProductPart& part, int thread) {
-  PassTurn(p, part, thread, [] { ptx::SyncThreads(); });
+  if (part.turn == 0 && part.is_last) return;
+  ptx::SyncThreads();
+  if (thread == 0) ptx::StoreRelease(p.turns + part.tile, part.is_last ? 0 : part.turn + 1);
 }
 
 // Sixteen rows of a warp's numbers of C in shared memory, on their way out. Rows two apart and

@@ -27,7 +27,7 @@ struct GradientTiles {
   struct alignas(1024) Stage {
     char a[kRows * kStep * 2], b[kColumns * kStep * 2];
   };
-  // What consumers know of a part: one block of the depth of an item.
+  // One block of the depth of an item, as consumers know it.
   struct alignas(16) Part {
     char* c;                                     // the tile's first number of C
     int32_t* turns;                              // the tile's words
@@ -42,7 +42,7 @@ struct GradientTiles {
     Stage stages[kStages];
     uint64_t full[kStages], empty[kStages];
     Part parts[kParts];
-    // What the bringing thread looks up for each part.
+    // The bringing thread looks these up for each part.
     ProductDesc product;
     GradientCut cut;
   };
@@ -257,7 +257,7 @@ struct GradientTiles {
     ATTN_HD static constexpr int GroupOf(int chunk, int n) {
       return chunk * kChunkGroups + n / 2 * 2;
     }
-    // Of two groups' accumulators an even lane has four columns of the first one in memory, an odd
+    // An even lane has four columns in memory of the first of two groups' accumulators, an odd
     // one of the second: neighbours exchange a pair.
     ATTN_HD static void Take(const uint4& words, bool is_odd, int half, float (*c)[4]) {
       const float own[2] = {ptx::BitsFloat(is_odd ? words.z : words.x),

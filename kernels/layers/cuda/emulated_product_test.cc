@@ -81,8 +81,8 @@ TEST(Products, HaveTheSameBitsInTilesOfAnySize) {
     const std::vector<double> numbers = NumbersOfProducts(*MakeOf(IsLarge, &large), element);
     EXPECT_EQ(numbers, NumbersOfProducts(*MakeOf(IsSmall, &small), element));
     EXPECT_FALSE(numbers.empty());
-    // Of the gradients 2 multiprocessors make whole tiles of both widths, 4 cut one of five tiles,
-    // of 128 columns, into items of 4 parts, and 12 cut all of both widths into items of one.
+    // Gradients: 2 multiprocessors make whole tiles of both widths, 4 cut one of five tiles, of 128
+    // columns, into items of 4 parts, and 12 cut all of both widths into items of one.
     for (int multiprocessors : {2, 4, 12}) {
       if (element == ElementType::kFloat32) continue;
       SCOPED_TRACE(multiprocessors);

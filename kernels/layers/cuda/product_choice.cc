@@ -112,6 +112,7 @@ int64_t RowsOfLaunch(const LayerKernel& kernel, const ProductDesc& p, int64_t tu
 
 GradientItems ItemsOf(const ProductDesc& p, int multiprocessors) {
   const GradientItems narrow = ItemsInTiles(p, kNarrowGradientColumns, multiprocessors);
+  if (ProductTurns(p) == 1) return narrow;  // few rows: nothing hides a wide one's passages of C
   const GradientItems wide = ItemsInTiles(p, kWideGradientColumns, multiprocessors);
   return wide.parts < narrow.parts ? wide : narrow;
 }
