@@ -52,7 +52,7 @@ class Picker {
   // `clock` outlives it. `client`: random, of this client alone.
   Picker(const Clock& clock, int channels_per_address, uint64_t client);
 
-  // An address that the client was given. `name`: the number of the name that has the address; −1: none.
+  // An address that the client was given. `name`: the number of the name that has it; −1: none.
   // `gone`: it stands for a name that has none yet.
   void Add(std::string target, int name = -1, bool gone = false);
   // After the last Add: keeps some of the addresses, and makes their connections.
