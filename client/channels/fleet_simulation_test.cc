@@ -18,15 +18,18 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <queue>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "client/channels/picker.h"
@@ -36,9 +39,9 @@
 namespace attnd {
 namespace {
 
-constexpr double kSilence = 1.5, kWatchEvery = 0.05;  // Picker::kSilence, and CallRunner's poll
-constexpr double kLookUpEvery = 2;                    // ReplicaName's, of a file
-constexpr double kBytesPerSecond = 100e6;             // that a call of a second's work brings
+constexpr double kWatchEvery = 0.05;       // CallRunner's poll
+constexpr double kLookUpEvery = 2;         // ReplicaName's, of a file
+constexpr double kBytesPerSecond = 100e6;  // that a call of a second's work brings
 
 class SimulatedClock final : public Clock {
  public:
@@ -50,7 +53,9 @@ class SimulatedClock final : public Clock {
 class Events {
  public:
   explicit Events(SimulatedClock& clock) : clock_(clock) {}
-  void In(double seconds, std::function<void()> what) { At(clock_.seconds + seconds, what); }
+  void In(double seconds, std::function<void()> what) {
+    At(clock_.seconds + seconds, std::move(what));
+  }
   void At(double seconds, std::function<void()> what) {
     events_.push({seconds, ++count_, std::move(what)});
   }
@@ -183,7 +188,7 @@ struct Client {
   Picker picker;
   RetryBudget budget;
   std::set<AddressId> probed;
-  std::set<AttemptPtr> in_flight;
+  std::vector<AttemptPtr> in_flight;
   size_t list = 0;  // that it has read
 };
 
@@ -341,11 +346,11 @@ class Fleet {
     attempt->id = client.picker.id(slot.address);
     attempt->target = client.picker.target(slot.address);
     attempt->begun = clock_.seconds;
-    client.in_flight.insert(attempt);
+    client.in_flight.push_back(attempt);
     ++calls_at_[attempt->target];
     most_tries_ = std::max(most_tries_, call->failed + 1);
     events_.In(kHalfTrip, [this, attempt] { Arrive(attempt); });
-    events_.In(kSilence, [this, attempt] { Watch(attempt); });
+    events_.In(absl::ToDoubleSeconds(Picker::kSilence), [this, attempt] { Watch(attempt); });
   }
 
   void Watch(const AttemptPtr& attempt) {
@@ -359,7 +364,7 @@ class Fleet {
   bool End(const AttemptPtr& attempt) {
     if (std::exchange(attempt->ended, true)) return false;
     Client& client = clients_[attempt->call->client];
-    client.in_flight.erase(attempt);
+    std::erase(client.in_flight, attempt);
     client.picker.Release(attempt->slot, attempt->call->bytes);
     return true;
   }
