@@ -18,14 +18,15 @@ constexpr absl::Duration kLongestSuspension = absl::Seconds(5);
 // With these numbers a simulated fleet came nearest to an ideal one (fleet_simulation_test.cc).
 // An address of which nothing new is known counts as worse than usual, since it may be much worse.
 constexpr double kUnknownQueue = 2;  // of the usual one
-// All of a call's own time would leave slow servers idle while fast ones queue.
+// All of a call's own time would leave slow servers idle while fast ones queue. Where there are no
+// queues it does not count, and addresses take turns.
 constexpr double kOwnTime = 0.5;
 constexpr double kFades = 0.99;  // an address's sums, with each call of the client
 constexpr double kGain = 0.2;    // of usual values, with each call
 
 constexpr int kAskedForACall = 3;
-constexpr double kQueueWorthAsking = 0.001;  // seconds; asking takes some 0.3 ms in a network
-constexpr int kPauseAfterAsking = 9;  // times as long as it took: a tenth of the time at most
+constexpr double kShortQueue = 0.001;  // seconds; asking takes some 0.3 ms in a network
+constexpr int kPauseAfterAsking = 9;   // times as long as it took: a tenth of the time at most
 constexpr absl::Duration kLeastPatience = absl::Milliseconds(5);
 
 }  // namespace
@@ -132,6 +133,8 @@ void Picker::Place(int name, const std::string& target, std::vector<uint64_t>& l
   }
 }
 
+bool Picker::HasQueues() const { return usual_queue_ >= kShortQueue; }
+
 double Picker::BytesPerSecond(const Address& address) const {
   return (address.moved.bytes + usual_.bytes) / (address.moved.seconds + usual_.seconds);
 }
@@ -140,9 +143,9 @@ double Picker::FinishAt(const Address& address, int64_t bytes, int64_t outstandi
                         absl::Time now) const {
   const double left = absl::ToDoubleSeconds(address.queue_ends - now);
   const double age = absl::ToDoubleSeconds(now - address.told_at);
-  const double moved = static_cast<double>(outstanding) + kOwnTime * static_cast<double>(bytes);
+  const double own = HasQueues() ? kOwnTime * static_cast<double>(bytes) : 0;
   return std::max(left, kUnknownQueue * std::min(age, usual_queue_)) +
-         moved / BytesPerSecond(address);
+         (static_cast<double>(outstanding) + own) / BytesPerSecond(address);
 }
 
 const Picker::Slot& Picker::Pick(int64_t bytes, const std::vector<bool>& tried, int only) {
@@ -176,7 +179,7 @@ void Picker::Release(uint64_t slot, int64_t bytes) {
 std::vector<int> Picker::ToAsk(int calls) {
   const absl::Time now = clock_.Now();
   std::vector<int> old;
-  if (usual_queue_ < kQueueWorthAsking || now < ask_after_ || address_count() == 1) return old;
+  if (!HasQueues() || now < ask_after_ || address_count() == 1) return old;
   for (int a : usable_addresses()) {
     if (absl::ToDoubleSeconds(now - addresses_[a].told_at) > usual_queue_) old.push_back(a);
   }

@@ -134,6 +134,7 @@ class Picker {
   // In how many seconds the address should be done with `bytes` more, beside `outstanding` ones.
   double FinishAt(const Address& address, int64_t bytes, int64_t outstanding, absl::Time now) const;
   double BytesPerSecond(const Address& address) const;
+  bool HasQueues() const;
   AddressId NewId() { return static_cast<AddressId>(++last_address_); }
   uint64_t Rank(const std::string& target) const;
   std::vector<std::string> Kept(std::vector<std::string> targets, size_t most) const;
