@@ -34,7 +34,7 @@ namespace {
 // A shard smaller than this gains less by another connection than its own overhead costs.
 constexpr int64_t kMinShardBytes = int64_t{1} << 20;
 constexpr size_t kMaxRequestIdBytes = 64;
-// For all addresses' limits at once, after which one may be suspected (Connections::kSilence). A
+// For all addresses' limits at once, after which one may be suspected (Picker::kSilence). A
 // server that is there answers in milliseconds.
 constexpr absl::Duration kLimitsTimeout = absl::Milliseconds(1550);
 // A call about leases takes at most this; the last ones are made while the client goes away.
@@ -335,9 +335,31 @@ class AttentionClient::Impl {
 
   absl::StatusOr<CallReceipt> Run(LogicalCall& call, const CallOptions& options,
                                   absl::Time deadline, const StreamUse& streams) {
+    AskQueues(call, options, deadline);
     absl::StatusOr<CallReceipt> receipt = CallRunner(core_, call, options, deadline, streams).Run();
     if (!receipt.ok()) limits_.Forget(receipt.status());
     return receipt;
+  }
+
+  // Asks some servers that may get its shards for their queues, where that is worth it: trailers of
+  // the answers tell.
+  void AskQueues(const LogicalCall& call, const CallOptions& options, absl::Time deadline) {
+    int anywhere = 0;  // shards
+    for (int64_t n = 0; n < call.shard_count(); ++n) anywhere += call.LeasedAddress(n) < 0 ? 1 : 0;
+    if (anywhere == 0 || call.bound_address() >= 0) return;
+    const std::vector<std::shared_ptr<Connection>> asked = connections_->ToAsk(anywhere);
+    if (asked.empty()) return;
+    const absl::Time begun = clock_->Now();
+    const absl::Time until = std::min(deadline, begun + connections_->asking_patience());
+    const auto answers =
+        CallOverEach(core_, asked, "/attnd.v1.Attention/GetServerInfo", "", until, options);
+    connections_->Asked(clock_->Now() - begun);
+    for (size_t n = 0; n < asked.size(); ++n) {
+      const int address = asked[n]->address_index();
+      const absl::Status& status = answers[n].status();
+      if (absl::IsDeadlineExceeded(status)) connections_->Suspect(asked[n], absl::InfinitePast());
+      if (absl::IsUnavailable(status)) connections_->ReportUnavailable(address, begun);
+    }
   }
 
   // The leases of a forward that has ended, well or not; null when there are none.
@@ -419,7 +441,9 @@ class AttentionClient::Impl {
       for (size_t n = 0; n < addresses.size(); ++n) {
         answers.push_back(LimitsIn(replies[n]));
         const absl::Status& status = answers.back().status();
-        if (absl::IsDeadlineExceeded(status)) connections_->Suspect(addresses[n], begun);
+        if (absl::IsDeadlineExceeded(status)) {
+          connections_->Suspect(connections_->Of(addresses[n]), begun);
+        }
         if (absl::IsUnavailable(status)) connections_->ReportUnavailable(addresses[n], begun);
       }
       return answers;

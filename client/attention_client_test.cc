@@ -81,6 +81,30 @@ TEST(AttentionClient, KeepsEachConnectionToAnotherHostBusy) {
   EXPECT_TRUE(receipt.ok()) << receipt.status();
 }
 
+// The first call learns that there are queues, and the second asks the other server for its own.
+TEST(AttentionClient, AsksForQueuesWhereThereAreSome) {
+  FakeServer busy("127.0.0.1:0"), idle("127.0.0.1:0");
+  auto client = Connected({.addresses = {busy.address(), idle.address()}});
+  auto call = [&] { ASSERT_TRUE(Case(SmallProblem()).Forward(*client).ok()); };
+  call();
+  call();
+  EXPECT_EQ(busy.info_count() + idle.info_count(), 0) << "no server has told of a queue";
+  busy.TellQueue(30);
+  idle.TellQueue(30);
+  const bool is_busy = [&] {
+    const int before = busy.call_count();
+    call();
+    return busy.call_count() > before;
+  }();
+  FakeServer& other = is_busy ? idle : busy;
+  other.TellQueue(0);
+  const int before = other.call_count();
+  call();
+  EXPECT_EQ(busy.info_count() + idle.info_count(), 1);
+  EXPECT_EQ(other.info_count(), 1);
+  EXPECT_EQ(other.call_count(), before + 1);
+}
+
 TEST(AttentionClient, GivesTheUnshardedBitsHoweverACallIsCut) {
   FakeServer server("127.0.0.1:0");
   for (int64_t shard_bytes : {int64_t{1}, int64_t{20'000}, int64_t{8} << 20}) {

@@ -506,16 +506,17 @@ def wrong_layers(page):
 def wrong_shares(page):
     """Steps a second of 40 workers and eight V100s: the least of what their links, the hosts' links and the GPUs do."""
     attention = estimate("--shape", "8,16,8192,64", "--link-gbit", "10")
-    steps = [(attention["bytes"], attention["flops"], 70.1e12),
-             (4 * 16384 * 768 * 2, 6 * 12 * 12 * 768 ** 2 * 16384 + 14 * 512 * 16384 * 768 * 12, 70e12)]
-    alone = [40 * 1.39e12 / flops for _, flops, _ in steps]
+    # Bytes of a worker's link, one way after the other, and of each way of a host's, which workers use at the same time.
+    steps = [(attention["bytes"], attention["bytes"] * 4 / 6, attention["flops"], 70.1e12),
+             (4 * 16384 * 768 * 2, 2 * 16384 * 768 * 2, 6 * 12 * 12 * 768 ** 2 * 16384 + 14 * 512 * 16384 * 768 * 12, 70e12)]
+    alone = [40 * 1.39e12 / flops for _, _, flops, _ in steps]
     for cells in table(page, r"none: the workers|\d+ hosts? with"):
         name = re.match(r"(\d+) hosts? with .* (\d+) Gbit", cells[0])
-        for n, (moved, flops, rate) in enumerate(steps):
+        for n, (moved, each_way, flops, rate) in enumerate(steps):
             true = alone[n]
             if name:
-                links = [40 * 10, int(name.group(1)) * int(name.group(2))]
-                true = min(*(gbit * 0.115e9 / moved for gbit in links), 8 * rate / flops)
+                hosts = int(name.group(1)) * int(name.group(2)) * 0.115e9 / each_way
+                true = min(40 * 10 * 0.115e9 / moved, hosts, 8 * rate / flops)
             for documented, figure in zip(cells[1 + 2 * n:3 + 2 * n], (true, true / alone[n])):
                 if abs(float(documented.strip("*")) / figure - 1) > 0.03:
                     yield f"{cells[0]}: {figure:.3g}, documented {documented}"

@@ -246,8 +246,8 @@ class CallRunner::ShardWorker final : public EventSink {
         absl::MutexLock lock(&attempt->mutex);
         moved_at = attempt->moved_at;
       }
-      if (now - moved_at < Connections::kSilence) continue;
-      runner_.core_.connections.Suspect(attempt->connection->address_index(), moved_at);
+      if (now - moved_at < Picker::kSilence) continue;
+      runner_.core_.connections.Suspect(attempt->connection, moved_at);
     }
   }
 
@@ -269,7 +269,7 @@ class CallRunner::ShardWorker final : public EventSink {
   std::optional<CompletionQueues::Borrowed> own_;  // of small calls
   std::optional<Mailbox> mailbox_;                 // of large transfers
   std::optional<BulkQueue::Use> bulk_;
-  absl::Time suspect_after_ = absl::Now() + Connections::kSilence;
+  absl::Time suspect_after_ = absl::Now() + Picker::kSilence;
   std::vector<std::unique_ptr<Attempt>> in_flight_;
   std::vector<std::unique_ptr<Attempt>> held_;  // ended, slices not yet back
 };
@@ -323,10 +323,11 @@ void CallRunner::RunWorkers() {
 
 void CallRunner::Handle(Attempt& attempt) {
   if (!attempt.rpc->status().ok()) return HandleFailure(attempt);
-  core_.connections.ReportAlive(attempt.connection->address_index());
-  core_.connections.ReportMoved(attempt.bytes, core_.clock.Now() - attempt.begun);
+  const int address = attempt.connection->address_index();
+  core_.connections.ReportAlive(address);
+  core_.connections.ReportMoved(address, attempt.bytes, core_.clock.Now() - attempt.begun);
   if (const auto queue = QueueOf(*attempt.context); queue.has_value()) {
-    core_.connections.ReportQueue(attempt.connection->address_index(), *queue);
+    core_.connections.ReportQueue(address, *queue);
   }
   core_.budget.OnSuccess();
   if (state_.failed()) return;
@@ -340,8 +341,8 @@ void CallRunner::Handle(Attempt& attempt) {
 // Called while the call has not failed, so that its caller has cancelled nothing: CANCELLED comes
 // from a connection that we closed, or from the server. Calls are pure and may go elsewhere.
 absl::Status CallRunner::StatusOf(const Attempt& attempt) const {
-  const absl::Status status = core_.connections.StatusOf(
-      *attempt.connection, FromGrpc(attempt.rpc->status()), false);
+  const absl::Status status =
+      core_.connections.StatusOf(*attempt.connection, FromGrpc(attempt.rpc->status()), false);
   bool late = core_.clock.Now() >= deadline_;
   if (late && absl::IsUnavailable(status)) return absl::DeadlineExceededError(status.message());
   return status;

@@ -3,10 +3,13 @@
 // Threads: the caller's alone.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 
+#include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/types/call_options.h"
 
 namespace attnd {
 
@@ -29,5 +32,16 @@ class PollHook {
   const std::function<void()>& hook_;
   absl::Time due_;
 };
+
+// CANCELLED as soon as the caller cancels the call that waits.
+inline absl::Status WaitFor(absl::Duration delay, const CallOptions& options) {
+  PollHook poll_hook(options.poll_hook);
+  for (absl::Time until = absl::Now() + delay; absl::Now() < until; poll_hook.Poll()) {
+    if (options.stop.stop_requested()) break;
+    absl::SleepFor(std::min(until - absl::Now(), PollHook::kInterval));
+  }
+  if (!options.stop.stop_requested()) return absl::OkStatus();
+  return absl::CancelledError("the caller cancelled the call");
+}
 
 }  // namespace attnd

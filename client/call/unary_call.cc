@@ -25,10 +25,8 @@ struct OneUnary {
   grpc::Status status;
 };
 
-absl::StatusOr<std::string> BytesOf(const ClientCore& core, const OneUnary& ended,
-                                    bool by_caller) {
-  RETURN_IF_ERROR(
-      core.connections.StatusOf(*ended.connection, FromGrpc(ended.status), by_caller));
+absl::StatusOr<std::string> BytesOf(const ClientCore& core, const OneUnary& ended, bool by_caller) {
+  RETURN_IF_ERROR(core.connections.StatusOf(*ended.connection, FromGrpc(ended.status), by_caller));
   std::vector<grpc::Slice> slices;
   std::string bytes;
   if (ended.reply.Valid() && ended.reply.Dump(&slices).ok()) {
@@ -94,14 +92,17 @@ std::vector<absl::StatusOr<std::string>> CallOverEach(
       if (std::optional<ReportedLoad> load = ReportedLoadOf(one.context)) {
         core.connections.ReportModules(one.address, *load);
       }
+      if (std::optional<absl::Duration> queue = QueueOf(one.context)) {
+        core.connections.ReportQueue(one.address, *queue);
+      }
       one.address = -1;
       ++ended;
       continue;
     }
     poll_hook.Poll();
-    if (core.clock.Now() - begun < Connections::kSilence) continue;
+    if (core.clock.Now() - begun < Picker::kSilence) continue;
     for (const OneUnary& one : calls) {
-      if (one.address >= 0) core.connections.Suspect(one.address, begun);
+      if (one.address >= 0) core.connections.Suspect(one.connection, begun);
     }
   }
   std::vector<absl::StatusOr<std::string>> replies;

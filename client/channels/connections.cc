@@ -4,14 +4,11 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "absl/hash/hash.h"
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -25,8 +22,6 @@
 namespace attnd {
 namespace {
 
-constexpr absl::Duration kFirstSuspension = absl::Milliseconds(100);
-constexpr absl::Duration kLongestSuspension = absl::Seconds(5);
 constexpr absl::Duration kLookUpAgain = absl::Seconds(1);
 constexpr absl::Duration kWatchEvery = absl::Seconds(1);  // for names that are due
 
@@ -175,61 +170,21 @@ Connections::Connections(const ClientOptions& options,
       proxy_(std::move(proxy)),
       clock_(clock),
       lookup_(std::move(lookup)),
-      client_(absl::Uniform<uint64_t>(absl::BitGen())),
+      picker_(clock, options.channels_per_address, absl::Uniform<uint64_t>(absl::BitGen())),
       prober_(options.bearer_token,
-              {.channel = [this](int address) { return ChannelToProbe(address); },
-               .verdict = [this](int address, bool answers) { Probed(address, answers); }}) {
+              {.channel = [this](AddressId address) { return ChannelToProbe(address); },
+               .verdict = [this](AddressId address, bool answers) { Probed(address, answers); }}) {
   for (const std::string& address : options.addresses) AddAddress(address);
-  KeepMostAddresses();
-  for (int address = 0; address < address_count(); ++address) AddSlots(address);
+  picker_.Begin();
+  Fit();
 }
 
-void Connections::AddSlots(int address_index) {
-  for (int n = 0; n < ConnectionsPerAddress(); ++n) slots_.push_back({Open(address_index, false)});
-  slots_.push_back({Open(address_index, true), true});
-}
-
-int Connections::ConnectionsPerAddress() const {
-  const int addresses = static_cast<int>(addresses_.size());
-  if (addresses == 1) return options_.channels_per_address;
-  return std::clamp(kMaxConnections / addresses - 1, 1, options_.channels_per_address);
-}
-
-// Closes what is too much since addresses have joined, as far as nothing runs on it.
-void Connections::FitSlots() {
-  std::vector<int> count(addresses_.size(), 0);
-  std::erase_if(slots_, [&](const Slot& slot) {
-    if (slot.spare || count[slot.connection->address_index()] < ConnectionsPerAddress()) {
-      if (!slot.spare) ++count[slot.connection->address_index()];
-      return false;
-    }
-    return slot.outstanding_bytes == 0;
-  });
-}
-
-uint64_t Connections::Rank(const std::string& target) const {
-  return absl::HashOf(client_, target);
-}
-
-std::vector<std::string> Connections::Kept(std::vector<std::string> targets, size_t most) const {
-  if (targets.size() <= most) return targets;
-  std::vector<uint64_t> ranks;
-  for (const std::string& target : targets) ranks.push_back(Rank(target));
-  std::sort(ranks.begin(), ranks.end(), std::greater<>());
-  std::erase_if(targets, [&](const std::string& target) { return Rank(target) < ranks[most - 1]; });
-  return targets;
-}
-
-void Connections::KeepMostAddresses() {
-  std::vector<std::string> targets;
-  for (const Address& address : addresses_) targets.push_back(address.target);
-  targets = Kept(std::move(targets), kMaxAddresses);
-  std::erase_if(addresses_, [&](const Address& address) {
-    return !absl::c_linear_search(targets, address.target);
-  });
-  if (addresses_.size() > kMaxAddresses) addresses_.resize(kMaxAddresses);  // some twice
-  absl::BitGen random;
-  for (Address& address : addresses_) address.last_picked = absl::Uniform<uint32_t>(random);
+void Connections::Fit() {
+  const auto before = std::exchange(connections_, {});
+  for (const Picker::Slot& slot : picker_.slots()) {
+    const auto open = before.find(slot.id);
+    connections_[slot.id] = open == before.end() ? Open(slot) : open->second;
+  }
 }
 
 // A host without addresses now is left to gRPC, which asks again. Files may be written yet: an
@@ -240,70 +195,48 @@ void Connections::AddAddress(const std::string& address) {
   if (name.has_value()) targets = lookup_(*name);
   const bool is_grpcs = !name.has_value() || name->kind == ReplicaName::Kind::kDns;
   if (targets.empty() && is_grpcs) {
-    addresses_.push_back({.target = address});
+    picker_.Add(address);
     return;
   }
   names_.push_back({*std::move(name)});
-  if (targets.empty()) {
-    addresses_.push_back(
-        {.target = address, .name = static_cast<int>(names_.size()) - 1, .gone = true});
-  }
-  for (std::string& target : targets) {
-    addresses_.push_back(
-        {.target = std::move(target), .name = static_cast<int>(names_.size()) - 1});
-  }
+  const int number = static_cast<int>(names_.size()) - 1;
+  if (targets.empty()) picker_.Add(address, number, true);
+  for (std::string& target : targets) picker_.Add(std::move(target), number);
 }
 
-std::shared_ptr<Connection> Connections::Open(int address_index, bool spare) const {
-  const Address& address = addresses_[address_index];
-  const bool this_host = IsLocalAddress(address.target);
-  grpc::ChannelArguments arguments = MakeArguments(options_, proxy_, this_host, spare);
-  if (address.name >= 0 && names_[address.name].name.kind == ReplicaName::Kind::kDns) {
+std::shared_ptr<Connection> Connections::Open(const Picker::Slot& slot) const {
+  const std::string& target = picker_.target(slot.address);
+  const int from = picker_.name(slot.address);
+  const bool this_host = IsLocalAddress(target);
+  grpc::ChannelArguments arguments = MakeArguments(options_, proxy_, this_host, slot.spare);
+  if (from >= 0 && names_[from].name.kind == ReplicaName::Kind::kDns) {
     // A certificate is for it.
-    const ReplicaName& name = names_[address.name].name;
+    const ReplicaName& name = names_[from].name;
     arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, absl::StrCat(name.host, ":", name.port));
     if (options_.tls.has_value() && options_.tls->server_name.empty()) {
       arguments.SetSslTargetNameOverride(name.host);
     }
   }
-  auto channel = grpc::CreateCustomChannel(address.target, credentials_, arguments);
-  return std::make_shared<Connection>(std::move(channel), address_index);
+  auto channel = grpc::CreateCustomChannel(target, credentials_, arguments);
+  return std::make_shared<Connection>(std::move(channel), slot, picker_.id(slot.address));
 }
 
 std::shared_ptr<Connection> Connections::Acquire(int64_t bytes, const std::vector<bool>& tried,
                                                  int only) {
   absl::MutexLock lock(&mutex_);
-  absl::Time now = clock_.Now();
-  auto begins_after = [&](const Address& address) {
-    return absl::ToDoubleSeconds(std::max(absl::ZeroDuration(), address.queue_ends - now));
-  };
-  auto rank = [&](const Slot& slot) {
-    int a = slot.connection->address_index();
-    bool was_there = a < static_cast<int>(tried.size()) && tried[a];
-    return std::make_tuple(
-        slot.spare && bytes > kSmallCallBytes, only >= 0 && a != only, was_there,
-        addresses_[a].gone, !IsUsable(addresses_[a], now),
-        begins_after(addresses_[a]) + static_cast<double>(slot.outstanding_bytes) / rate_,
-        slot.spare, addresses_[a].last_picked);
-  };
-  Slot& best = *std::min_element(slots_.begin(), slots_.end(),
-                                 [&](const Slot& x, const Slot& y) { return rank(x) < rank(y); });
-  best.outstanding_bytes += bytes;
-  addresses_[best.connection->address_index()].last_picked = ++picks_;
-  return best.connection;
+  return connections_.at(picker_.Pick(bytes, tried, only).id);
 }
 
 void Connections::Release(const Connection& connection, int64_t bytes) {
   absl::MutexLock lock(&mutex_);
-  for (Slot& slot : slots_) {
-    if (slot.connection.get() == &connection) slot.outstanding_bytes -= bytes;
-  }
+  picker_.Release(connection.slot(), bytes);
 }
 
 int Connections::idle_count() const {
   absl::MutexLock lock(&mutex_);
-  return static_cast<int>(absl::c_count_if(
-      slots_, [](const Slot& slot) { return !slot.spare && slot.outstanding_bytes == 0; }));
+  return static_cast<int>(absl::c_count_if(picker_.slots(), [](const Picker::Slot& slot) {
+    return !slot.spare && slot.outstanding_bytes == 0;
+  }));
 }
 
 bool Connections::on_this_host() const {
@@ -312,39 +245,30 @@ bool Connections::on_this_host() const {
 
 int Connections::address_count() const {
   absl::MutexLock lock(&mutex_);
-  return static_cast<int>(addresses_.size());
+  return picker_.address_count();
 }
 
 std::vector<int> Connections::usable_addresses() const {
   absl::MutexLock lock(&mutex_);
-  const absl::Time now = clock_.Now();
-  std::vector<int> usable, possible;
-  for (size_t a = 0; a < addresses_.size(); ++a) {
-    if (IsUsable(addresses_[a], now)) usable.push_back(static_cast<int>(a));
-    if (!addresses_[a].gone) possible.push_back(static_cast<int>(a));
-  }
-  return usable.empty() ? possible : usable;
+  return picker_.usable_addresses();
 }
 
 int Connections::count() const {
   absl::MutexLock lock(&mutex_);
-  return static_cast<int>(absl::c_count_if(slots_, [](const Slot& slot) { return !slot.spare; }));
+  return static_cast<int>(
+      absl::c_count_if(picker_.slots(), [](const Picker::Slot& slot) { return !slot.spare; }));
 }
 
 bool Connections::ReportUnavailable(int address_index, absl::Time begun) {
   int name = -1;
   {
     absl::MutexLock lock(&mutex_);
-    Address& address = addresses_[address_index];
-    absl::Time now = clock_.Now();
-    if (begun < address.reported_at) return false;
-    address.reported_at = now;
-    absl::Duration pause = kFirstSuspension * (1 << std::min(address.failures, 6));
-    address.suspended_until = now + std::min(pause, kLongestSuspension);
-    ++address.failures;
-    if (address.name >= 0 && now >= names_[address.name].look_up_after) {
-      names_[address.name].look_up_after = now + kLookUpAgain;
-      name = address.name;
+    if (!picker_.ReportUnavailable(address_index, begun)) return false;
+    const absl::Time now = clock_.Now();
+    const int of = picker_.name(address_index);
+    if (of >= 0 && now >= names_[of].look_up_after) {
+      names_[of].look_up_after = now + kLookUpAgain;
+      name = of;
     }
   }
   if (name >= 0) Update(name, lookup_(names_[name].name));
@@ -357,55 +281,27 @@ void Connections::Update(int name, const std::vector<std::string>& all) {
   std::vector<std::shared_ptr<Connection>> left;
   {
     absl::MutexLock lock(&mutex_);
-    Follow(name, all, left);
+    for (uint64_t slot : picker_.Follow(name, all)) left.push_back(connections_.at(slot));
+    Fit();
+    std::erase_if(left_, [](const auto& connection) { return connection.expired(); });
+    left_.insert(left_.end(), left.begin(), left.end());
   }
   for (const std::shared_ptr<Connection>& connection : left) connection->RetireUnlessConnected();
 }
 
-void Connections::Follow(int name, const std::vector<std::string>& all,
-                         std::vector<std::shared_ptr<Connection>>& left) {
-  const auto others = static_cast<size_t>(
-      absl::c_count_if(addresses_, [&](const Address& a) { return a.name != name; }));
-  const std::vector<std::string> found =
-      Kept(all, others < kMaxAddresses ? kMaxAddresses - others : 1);
-  for (Address& address : addresses_) {
-    if (address.name == name) address.gone = !absl::c_linear_search(found, address.target);
-  }
-  for (const std::string& target : found) {
-    bool used = absl::c_any_of(addresses_, [&](const Address& a) { return a.target == target; });
-    if (!used) Place(name, target, left);
-  }
-}
-
-// In the place of one that is gone, where what runs on its connections goes on: the replica may be
-// about to finish it. Else behind the others.
-void Connections::Place(int name, const std::string& target,
-                        std::vector<std::shared_ptr<Connection>>& left) {
-  auto place =
-      absl::c_find_if(addresses_, [&](const Address& a) { return a.name == name && a.gone; });
-  const auto index = static_cast<int>(place - addresses_.begin());
-  if (place != addresses_.end()) {
-    *place = {.target = target, .name = name};  // not silent, as the one before may have been
-    for (Slot& slot : slots_) {
-      if (slot.connection->address_index() != index) continue;
-      left.push_back(std::move(slot.connection));
-      slot = {Open(index, slot.spare), slot.spare};
-    }
-  } else if (addresses_.size() < kMaxAddresses) {
-    addresses_.push_back({.target = target, .name = name});
-    AddSlots(index);
-    FitSlots();
-  }
+bool Connections::HasNoAddress() const {
+  absl::MutexLock lock(&mutex_);
+  return picker_.all_gone();
 }
 
 absl::Status Connections::NameProxy(absl::Status status) const {
-  if (absl::IsUnavailable(status) && !DetailOf(status).has_value()) {
-    absl::MutexLock lock(&mutex_);
-    if (absl::c_all_of(addresses_, [](const Address& a) { return a.gone; })) {
-      return WithReason(absl::UnavailableError(absl::StrCat(
-                            "no daemon's address at ", absl::StrJoin(options_.addresses, ", "))),
-                        "NO_ADDRESS");
-    }
+  const bool is_late = absl::IsDeadlineExceeded(status);
+  if ((absl::IsUnavailable(status) || is_late) && !DetailOf(status).has_value() && HasNoAddress()) {
+    const std::string why = absl::StrJoin(names_, "; ", [](std::string* text, const Name& name) {
+      absl::StrAppend(text, WhyNoReplica(name.name));
+    });
+    if (is_late) return absl::DeadlineExceededError(why);
+    return WithReason(absl::UnavailableError(why), "NO_ADDRESS");
   }
   if (status.ok() || proxy_.url.empty() || DetailOf(status).has_value()) return status;
   return absl::Status(status.code(),
@@ -423,101 +319,102 @@ absl::Status Connections::StatusOf(const Connection& connection, absl::Status st
 
 std::string Connections::target(int address_index) {
   absl::MutexLock lock(&mutex_);
-  return addresses_[address_index].target;
+  return picker_.target(address_index);
 }
 
 void Connections::ReportAlive(int address_index) {
   absl::MutexLock lock(&mutex_);
-  addresses_[address_index].failures = 0;
-  addresses_[address_index].suspended_until = absl::InfinitePast();
-  addresses_[address_index].heard_at = clock_.Now();
-  addresses_[address_index].silent = false;
+  picker_.ReportAlive(address_index);
 }
 
-// Without news the queue is over when it should have been worked off.
-void Connections::ReportQueue(int address_index, absl::Duration queue) {
-  constexpr absl::Duration kLongestQueue = absl::Seconds(5);
+void Connections::ReportMoved(int address_index, int64_t bytes, absl::Duration took) {
   absl::MutexLock lock(&mutex_);
-  addresses_[address_index].queue_ends = clock_.Now() + std::min(queue, kLongestQueue);
+  picker_.ReportMoved(address_index, bytes, took);
+}
+
+void Connections::ReportQueue(int address_index, absl::Duration queue) {
+  absl::MutexLock lock(&mutex_);
+  picker_.ReportQueue(address_index, queue);
 }
 
 void Connections::ReportModules(int address_index, const ReportedLoad& load) {
   absl::MutexLock lock(&mutex_);
-  addresses_[address_index].modules = load;
+  picker_.ReportModules(address_index, load);
 }
 
 std::optional<ReportedLoad> Connections::modules_of(int address_index) const {
   absl::MutexLock lock(&mutex_);
-  return addresses_[address_index].modules;
+  return picker_.modules_of(address_index);
 }
 
-// A slow call tells little, since it may have computed or waited for long: the rate falls slowly.
-void Connections::ReportMoved(int64_t bytes, absl::Duration took) {
-  if (bytes < kSmallCallBytes || took <= absl::ZeroDuration()) return;
-  absl::MutexLock lock(&mutex_);
-  rate_ = std::max(0.9 * rate_, static_cast<double>(bytes) / absl::ToDoubleSeconds(took));
-}
-
-bool Connections::HasOther(int address_index, absl::Time now) const {
-  for (size_t a = 0; a < addresses_.size(); ++a) {
-    if (static_cast<int>(a) != address_index && IsUsable(addresses_[a], now)) return true;
-  }
-  return false;
-}
-
-void Connections::Suspect(int address_index, absl::Time silent_since) {
-  bool gone;
+// A call that still waits for a connection to an address that is gone goes elsewhere at once.
+void Connections::Suspect(const std::shared_ptr<Connection>& connection, absl::Time silent_since) {
+  bool is_gone;
   {
     absl::MutexLock lock(&mutex_);
-    const absl::Time now = clock_.Now();
-    if (!HasOther(address_index, now)) return;
-    gone = addresses_[address_index].gone;
-    int64_t bytes = 0;
-    for (const Slot& slot : slots_) {
-      if (slot.connection->address_index() == address_index) bytes += slot.outstanding_bytes;
-    }
-    const absl::Duration most =
-        std::max(kSilence, absl::Seconds(3 * static_cast<double>(bytes) / rate_));
-    if (now - std::max(silent_since, addresses_[address_index].heard_at) < most) return;
+    if (!picker_.Suspects(connection->address(), silent_since)) return;
+    const std::optional<int> index = picker_.index_of(connection->address());
+    is_gone = !index.has_value() || picker_.is_gone(*index);
   }
-  gone ? LeaveGone(address_index) : prober_.Ask(address_index);
-}
-
-void Connections::LeaveGone(int address_index) {
-  constexpr size_t kAll = std::numeric_limits<size_t>::max();
-  for (const std::shared_ptr<Connection>& connection : FirstOf(address_index, kAll)) {
-    if (connection->channel()->GetState(false) != GRPC_CHANNEL_READY) Replace(connection);
+  if (is_gone && connection->channel()->GetState(false) != GRPC_CHANNEL_READY) {
+    Replace(connection);
+  } else {
+    prober_.Ask(connection->address());
   }
 }
 
-// That of small calls: on the others an answer could wait for megabytes.
-std::shared_ptr<grpc::Channel> Connections::ChannelToProbe(int address_index) {
+std::shared_ptr<Connection> Connections::SpareOf(int address_index) {
+  for (const Picker::Slot& slot : picker_.slots()) {
+    if (slot.address == address_index && slot.spare) return connections_.at(slot.id);
+  }
+  CHECK(false) << "no connection for small calls to address " << address_index;
+}
+
+std::vector<std::shared_ptr<Connection>> Connections::ToAsk(int calls) {
+  std::vector<std::shared_ptr<Connection>> connections;
   absl::MutexLock lock(&mutex_);
-  if (addresses_[address_index].gone) return nullptr;
-  for (const Slot& slot : slots_) {
-    if (slot.connection->address_index() == address_index && slot.spare) {
-      return slot.connection->channel();
-    }
+  for (int address : picker_.ToAsk(calls)) connections.push_back(SpareOf(address));
+  return connections;
+}
+
+absl::Duration Connections::asking_patience() const {
+  absl::MutexLock lock(&mutex_);
+  return picker_.asking_patience();
+}
+
+void Connections::Asked(absl::Duration took) {
+  absl::MutexLock lock(&mutex_);
+  picker_.Asked(took);
+}
+
+std::shared_ptr<grpc::Channel> Connections::ChannelToProbe(AddressId address) {
+  absl::MutexLock lock(&mutex_);
+  const std::optional<int> index = picker_.index_of(address);
+  if (index.has_value()) {
+    const bool is_over = picker_.is_gone(*index) && picker_.is_silent(*index);
+    return is_over ? nullptr : SpareOf(*index)->channel();
+  }
+  for (const std::weak_ptr<Connection>& one : left_) {
+    const std::shared_ptr<Connection> connection = one.lock();
+    if (connection != nullptr && connection->address() == address) return connection->channel();
   }
   return nullptr;
 }
 
-// Without another address calls stay where they are: keepalive ends them if nothing comes.
-void Connections::Probed(int address_index, bool answers) {
+void Connections::Probed(AddressId address, bool answers) {
   std::vector<std::shared_ptr<Connection>> stuck;
   {
     absl::MutexLock lock(&mutex_);
-    const absl::Time now = clock_.Now();
-    Address& address = addresses_[address_index];
-    if (answers) address.heard_at = now;
-    const bool news = std::exchange(address.silent, !answers) == answers;
-    if (answers) return;
-    if (!HasOther(address_index, now)) return;
-    address.reported_at = now;  // its calls' failures are this one
-    for (const Slot& slot : slots_) {
-      if (slot.connection->address_index() == address_index &&
-          (news || slot.outstanding_bytes > 0)) {
-        stuck.push_back(slot.connection);
+    for (uint64_t slot : picker_.Probed(address, answers)) stuck.push_back(connections_.at(slot));
+    if (!answers) {
+      for (const std::weak_ptr<Connection>& one : std::exchange(left_, {})) {
+        const std::shared_ptr<Connection> connection = one.lock();
+        if (connection == nullptr) continue;
+        if (connection->address() == address) {
+          stuck.push_back(connection);
+        } else {
+          left_.push_back(one);
+        }
       }
     }
   }
@@ -527,11 +424,7 @@ void Connections::Probed(int address_index, bool answers) {
 void Connections::Replace(const std::shared_ptr<Connection>& stuck) {
   {
     absl::MutexLock lock(&mutex_);
-    for (Slot& slot : slots_) {
-      if (slot.connection == stuck) {
-        slot = {Open(stuck->address_index(), slot.spare), slot.spare};
-      }
-    }
+    if (picker_.Renew(stuck->slot())) Fit();
   }
   stuck->Retire();
 }
@@ -543,9 +436,9 @@ std::shared_ptr<Connection> Connections::Of(int address_index) {
 std::vector<std::shared_ptr<Connection>> Connections::FirstOf(int address_index, size_t most) {
   std::vector<std::shared_ptr<Connection>> found;
   absl::MutexLock lock(&mutex_);
-  for (const Slot& slot : slots_) {
-    const bool is_there = slot.connection->address_index() == address_index;
-    if (is_there && found.size() < most) found.push_back(slot.connection);
+  for (const Picker::Slot& slot : picker_.slots()) {
+    const bool is_there = slot.address == address_index;
+    if (is_there && found.size() < most) found.push_back(connections_.at(slot.id));
   }
   CHECK(!found.empty()) << "no connection to address " << address_index;
   return found;

@@ -1,18 +1,11 @@
 // Connections: the client's gRPC channels, several to each address, each with a TCP connection of
-// its own (one connection is worth about one core). A shard goes to the connection on which it
-// should be finished first, by its outstanding bytes and by the queue that the server told of in
-// its last answer, away from addresses that it has tried or that have just been unavailable. Each
-// address has one more for small calls, which would wait behind megabytes on all others; gRPC opens
-// it when first used.
+// its own (one connection is worth about one core). A shard goes to the one that the picker
+// (picker.h) says, which also says which addresses there are. Each address has one more for small
+// calls, which would wait behind megabytes on all others; gRPC opens it when first used.
 //
 // A name (replica_names.h) stands for all addresses that it has. It is looked up every half minute,
-// files every 2 s, and when one of them is unavailable: new ones join or take the place of those
-// that the name has no more, which come last until then. An address's index never changes its name.
-// A call that waits for a connection (wait_for_ready) to an address that is gone goes elsewhere.
-//
-// Of more than kMaxAddresses the client keeps those with the highest hash of address and client
-// (rendezvous hashing): each client has its own, and keeps them while others come and go. All
-// connections to several addresses are at most kMaxConnections.
+// files every 2 s, and when one of them is unavailable. A call that waits for a connection
+// (wait_for_ready) to an address that is gone goes elsewhere.
 //
 // A call that makes no progress is suspected (Suspect), where there is another address to go to:
 // the server is asked whether it answers at all. One that does not gets no calls until it does, and
@@ -26,6 +19,7 @@
 #include <grpcpp/security/credentials.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -38,7 +32,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
-#include "client/channels/grpc_status.h"
+#include "client/channels/picker.h"
 #include "client/channels/prober.h"
 #include "client/channels/proxy.h"
 #include "client/channels/reconnector.h"
@@ -51,11 +45,16 @@ namespace attnd {
 // attempt keeps it until the attempt's slices are back.
 class Connection {
  public:
-  Connection(std::shared_ptr<grpc::Channel> channel, int address_index)
-      : channel_(std::move(channel)), address_index_(address_index) {}
+  Connection(std::shared_ptr<grpc::Channel> channel, const Picker::Slot& slot, AddressId address)
+      : channel_(std::move(channel)),
+        slot_(slot.id),
+        address_(address),
+        address_index_(slot.address) {}
 
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  uint64_t slot() const { return slot_; }  // the picker's
   int address_index() const { return address_index_; }
+  AddressId address() const { return address_; }
 
   void Enter(grpc::ClientContext* context);  // cancels it at once when retired
   void Leave(grpc::ClientContext* context);
@@ -67,6 +66,8 @@ class Connection {
 
  private:
   const std::shared_ptr<grpc::Channel> channel_;
+  const uint64_t slot_;
+  const AddressId address_;
   const int address_index_;
   mutable absl::Mutex mutex_;
   std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
@@ -87,35 +88,26 @@ class Connections {
   // UNAVAILABLE unless its caller cancelled it: the connection was retired, or the server stops.
   absl::Status StatusOf(const Connection& connection, absl::Status status, bool by_caller) const;
 
-  static constexpr int64_t kSmallCallBytes = int64_t{256} << 10;
-  static constexpr int kMaxAddresses = 16;
-  static constexpr int kMaxConnections = 32;
   // TCP ends a connection whose peer has taken nothing for so long.
   static constexpr absl::Duration kWriteTimeout = absl::Seconds(5);
-  // A call without progress for so long, or for three times what its bytes should take, is
-  // suspected.
-  static constexpr absl::Duration kSilence = absl::Milliseconds(1500);
 
-  // The best connection for `bytes` more bytes; Release gives them back. `tried[a]`: the shard has
-  // been at address a. `only`: the address that it must go to, -1: any.
+  // The picker's, of the same names.
   std::shared_ptr<Connection> Acquire(int64_t bytes, const std::vector<bool>& tried, int only = -1);
   void Release(const Connection& connection, int64_t bytes);
-
-  // The address was unavailable for a call begun at `begun`: others come first for a while, longer
-  // each time in a row. False when the call began before the failure that was reported last: it is
-  // the same one.
   bool ReportUnavailable(int address_index, absl::Time begun);
   void ReportAlive(int address_index);
-  // A call of so many bytes took so long: the rate by which Suspect is patient.
-  void ReportMoved(int64_t bytes, absl::Duration took);
-  // The server told of so much work before a further call.
+  void ReportMoved(int address_index, int64_t bytes, absl::Duration took);
   void ReportQueue(int address_index, absl::Duration queue);
-  // The server told so of its modules; the last such report, or nothing.
   void ReportModules(int address_index, const ReportedLoad& load);
   std::optional<ReportedLoad> modules_of(int address_index) const;
-  // A call there has made no progress since then. Asks the server whether it answers, where that is
-  // longer than a call may be silent and there is another address. Returns at once.
-  void Suspect(int address_index, absl::Time silent_since);
+  // A call on the connection has made no progress since then. Asks the server whether it answers,
+  // where that is longer than a call may be silent and there is another address. Returns at once.
+  void Suspect(const std::shared_ptr<Connection>& connection, absl::Time silent_since);
+
+  // Over which to ask for queues, those for small calls.
+  std::vector<std::shared_ptr<Connection>> ToAsk(int calls);
+  absl::Duration asking_patience() const;
+  void Asked(absl::Duration took);
 
   // Sees to it that a connection that has lost its server finds it again, calls or not.
   void Reconnect(const Connection& lost) { reconnector_.Drive(lost.channel()); }
@@ -141,59 +133,28 @@ class Connections {
   void LookUpNames();
 
  private:
-  struct Address {
-    std::string target;
-    int name = -1;  // index into names_; −1: as it was given
-    absl::Time reported_at = absl::InfinitePast();
-    absl::Time suspended_until = absl::InfinitePast();
-    absl::Time heard_at = absl::InfinitePast();    // a call succeeded, or the prober had an answer
-    absl::Time queue_ends = absl::InfinitePast();  // of what the server has told of
-    bool gone = false;                             // its name has it no more
-    bool silent = false;                           // the prober got no answer
-    std::optional<ReportedLoad> modules;           // as the server has told
-    int failures = 0;                              // in a row
-    uint64_t last_picked = 0;                      // sequence number
-  };
   struct Name {
     ReplicaName name;
     absl::Time look_up_after = absl::InfinitePast();  // after a failure
     absl::Time due = absl::InfinitePast();            // without one
   };
-  struct Slot {
-    std::shared_ptr<Connection> connection;
-    bool spare = false;  // for small calls alone
-    int64_t outstanding_bytes = 0;
-  };
 
   Connections(const ClientOptions& options, std::shared_ptr<grpc::ChannelCredentials> credentials,
               Proxy proxy, const Clock& clock, ReplicaLookup lookup);
+  bool HasNoAddress() const;
   absl::Status NameProxy(absl::Status status) const;
   void AddAddress(const std::string& address);
-  void KeepMostAddresses();
-  std::vector<std::string> Kept(std::vector<std::string> targets, size_t most) const;
-  uint64_t Rank(const std::string& target) const;
-  int ConnectionsPerAddress() const;  // without the spare one
-  void FitSlots();
-  void AddSlots(int address_index);
-  std::shared_ptr<Connection> Open(int address_index, bool spare) const;
+  // Opens and drops connections, so that they are the picker's.
+  void Fit();
+  std::shared_ptr<Connection> Open(const Picker::Slot& slot) const;
   // The name has these addresses now.
   void Update(int name, const std::vector<std::string>& all);
-  // Both add the connections to addresses whose place another has taken to `left`.
-  void Follow(int name, const std::vector<std::string>& all,
-              std::vector<std::shared_ptr<Connection>>& left)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Place(int name, const std::string& target, std::vector<std::shared_ptr<Connection>>& left)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WatchNames();
-  std::shared_ptr<grpc::Channel> ChannelToProbe(int address_index);
-  void Probed(int address_index, bool answers);
-  // Lets calls that wait for a connection to an address that is gone go to another.
-  void LeaveGone(int address_index);
-  // Whether some address but this one can be expected to answer.
-  bool HasOther(int address_index, absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsUsable(const Address& address, absl::Time now) const {
-    return !address.gone && !address.silent && address.suspended_until <= now;
-  }
+  // For small calls: on the others an answer could wait for megabytes.
+  std::shared_ptr<Connection> SpareOf(int address_index) ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Null: nothing is with that address any more.
+  std::shared_ptr<grpc::Channel> ChannelToProbe(AddressId address);
+  void Probed(AddressId address, bool answers);
 
   const ClientOptions options_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
@@ -201,16 +162,13 @@ class Connections {
   const Clock& clock_;
   mutable absl::Mutex mutex_;
   const ReplicaLookup lookup_;
-  const uint64_t client_;    // random
   std::vector<Name> names_;  // its names never change; the rest ABSL_GUARDED_BY(mutex_)
   // Guarded by mutex_ once Create has returned.
-  std::vector<Address> addresses_;
-  std::vector<Slot> slots_;
+  Picker picker_;
+  std::map<uint64_t, std::shared_ptr<Connection>> connections_;  // by the picker's slots
+  // To addresses whose place others have taken; calls may have them yet.
+  std::vector<std::weak_ptr<Connection>> left_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  uint64_t picks_ ABSL_GUARDED_BY(mutex_) = uint64_t{1}
-                                            << 32;  // after the first ones' random order
-  // Bytes a second that calls move; until one has been seen, those of a link of 100 Mbit/s.
-  double rate_ ABSL_GUARDED_BY(mutex_) = 12.5e6;
   Reconnector reconnector_;
   std::thread watch_;  // of names, where there are any
   Prober prober_;      // last: its thread uses the rest

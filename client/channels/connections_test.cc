@@ -72,7 +72,8 @@ TEST(Connections, TakeEachAddressOfANameForAReplica) {
   EXPECT_EQ(picked.size(), 3u);
 }
 
-// The number of outstanding calls does not count.
+// The number of outstanding calls does not count. At an address the connection with the fewest is
+// taken.
 TEST(Connections, AreTakenByTheirOutstandingBytes) {
   FakeClock clock;
   auto connections = Create({"127.0.0.1:8", "127.0.0.1:9"}, clock, nullptr);
@@ -84,7 +85,8 @@ TEST(Connections, AreTakenByTheirOutstandingBytes) {
     EXPECT_EQ(connections->Acquire(kLarge / 20, {})->address_index(), 1) << n;
   }
   connections->Release(*of_first[1], kLarge);
-  EXPECT_EQ(connections->Acquire(kLarge / 20, {}), of_first[1]);
+  EXPECT_EQ(connections->Acquire(kLarge / 20, {})->address_index(), 1);
+  EXPECT_EQ(connections->Acquire(kLarge / 20, {false, true}), of_first[1]);
 }
 
 // A slow server that others keep busy gets what it can finish as soon.
@@ -92,14 +94,15 @@ TEST(Connections, AreTakenByTheQueueThatTheirServerTellsOf) {
   FakeClock clock;
   auto connections = Create({"127.0.0.1:8", "127.0.0.1:9"}, clock, nullptr);
   constexpr int64_t kMegabyte = 1'000'000;
-  connections->ReportMoved(100 * kMegabyte, absl::Seconds(1));
+  connections->ReportMoved(0, 100 * kMegabyte, absl::Seconds(1));
   connections->ReportQueue(0, absl::Milliseconds(150));  // as long as 15 MB take
+  connections->ReportQueue(1, absl::ZeroDuration());
   std::vector<std::shared_ptr<Connection>> taken;
   auto next = [&] {
     return taken.emplace_back(connections->Acquire(10 * kMegabyte, {}))->address_index();
   };
-  for (int n = 0; n < 4; ++n) EXPECT_EQ(next(), 1) << n;  // 20 MB on each of its connections
-  for (int n = 0; n < 2; ++n) EXPECT_EQ(next(), 0) << n;
+  for (int n = 0; n < 2; ++n) EXPECT_EQ(next(), 1) << n;
+  EXPECT_EQ(next(), 0) << "20 MB are on their way to the other";
   for (const auto& connection : taken) connections->Release(*connection, 10 * kMegabyte);
   clock.Advance(absl::Milliseconds(150));  // it has been worked off
   EXPECT_NE(next(), next());
@@ -275,7 +278,9 @@ TEST(LookUpReplicas, PassesOverWhatIsNoFileOfAddresses) {
   while (noise.size() < 100'000) noise += static_cast<char>(random());
   write("noise", noise);
   write("too_long", std::string(2 << 20, '\n') + "node9:7070");
-  write("text", "level: 3\n{\"port\": 7070}\nno\x01" "de:7070\nnode:99999\nhttp://node:7070\n");
+  write("text",
+        "level: 3\n{\"port\": 7070}\nno\x01"
+        "de:7070\nnode:99999\nhttp://node:7070\n");
   write("good", "node7:7070\n\n");
   EXPECT_EQ(LookUpReplicas(*ReplicaNameOf("dir:" + folder)), Names({"node7:7070"}));
   EXPECT_TRUE(LookUpReplicas(*ReplicaNameOf("file:" + folder + "/pipe")).empty());
@@ -294,7 +299,7 @@ TEST(Connections, FindAddressesThatAreWrittenLater) {
   EXPECT_TRUE(TargetsOf(*connections).empty());
   const absl::Status nobody =
       connections->StatusOf(*connections->Of(0), absl::UnavailableError("DNS"), false);
-  EXPECT_EQ(nobody.message(), "no daemon's address at dir:/addresses");
+  EXPECT_EQ(nobody.message(), "there is no folder /addresses on this host");
   EXPECT_EQ(DetailOf(nobody)->reason, "NO_ADDRESS");
   now = Ports(1, 2);
   connections->ReportUnavailable(connections->Acquire(10, {})->address_index(), clock.Now());
@@ -327,7 +332,7 @@ TEST(Connections, LeaveAnAddressAloneForLongerEachTimeThatItIsAway) {
 }
 
 TEST(Connections, KeepOneForSmallCallsWhileTheOthersAreBusy) {
-  constexpr int64_t kLarge = int64_t{8} << 20, kSmall = Connections::kSmallCallBytes;
+  constexpr int64_t kLarge = int64_t{8} << 20, kSmall = Picker::kSmallCallBytes;
   FakeClock clock;
   auto connections = Create({"127.0.0.1:9"}, clock, nullptr);
   const int count = connections->count();

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "client/channels/reported_load.h"
 
 namespace attnd {
 
@@ -27,13 +28,6 @@ Pushback PushbackOf(const grpc::ClientContext& finished_call);
 // that can be a queue.
 std::optional<absl::Duration> QueueOf(const grpc::ClientContext& finished_call);
 
-// The load by modules that the server tells of in trailers of their calls:
-// attnd-module-queue-seconds, the work of those under way; attnd-module-memory, the part that is
-// used of what this caller's may take.
-struct ReportedLoad {
-  double queue_seconds = 0;
-  double memory = 0;  // 0..1
-};
 std::optional<ReportedLoad> ReportedLoadOf(const grpc::ClientContext& finished_call);
 
 }  // namespace attnd

@@ -41,7 +41,7 @@ class Prober::Probes {
   bool empty() const { return probes_.empty(); }
 
   // The request is empty, for the whole server.
-  void Start(int address, std::shared_ptr<grpc::Channel> channel, const std::string& token) {
+  void Start(AddressId address, std::shared_ptr<grpc::Channel> channel, const std::string& token) {
     auto probe = std::make_unique<Probe>();
     probe->address = address;
     probe->channel = std::move(channel);
@@ -57,20 +57,20 @@ class Prober::Probes {
   }
 
   // The next one to end until then, and whether there was an answer.
-  std::optional<std::pair<int, bool>> Next(absl::Time until) {
+  std::optional<std::pair<AddressId, bool>> Next(absl::Time until) {
     void* tag = nullptr;
     bool ok = false;
     const auto event = queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(until));
     if (event != grpc::CompletionQueue::GOT_EVENT) return std::nullopt;
     const auto* probe = static_cast<const Probe*>(tag);
-    const std::pair<int, bool> found(probe->address, IsAnswer(probe->status));
+    const std::pair<AddressId, bool> found(probe->address, IsAnswer(probe->status));
     std::erase_if(probes_, [&](const auto& one) { return one.get() == probe; });
     return found;
   }
 
  private:
   struct Probe {
-    int address = 0;
+    AddressId address{};
     std::shared_ptr<grpc::Channel> channel;  // shared_ptr: the connection may go meanwhile
     grpc::ClientContext context;
     std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
@@ -95,7 +95,7 @@ Prober::~Prober() {
   if (thread.joinable()) thread.join();
 }
 
-void Prober::Ask(int address) {
+void Prober::Ask(AddressId address) {
   absl::MutexLock lock(&mutex_);
   due_.try_emplace(address, absl::Now());
   if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { Main(); });
@@ -105,7 +105,7 @@ void Prober::Main() {
   Probes probes;
   while (true) {
     const absl::Time until = probes.empty() ? absl::InfiniteFuture() : absl::InfinitePast();
-    for (int address : TakeDue(until)) {
+    for (AddressId address : TakeDue(until)) {
       std::shared_ptr<grpc::Channel> channel = hooks_.channel(address);
       if (channel == nullptr) {
         Ended(address, true);
@@ -123,7 +123,7 @@ void Prober::Main() {
   }
 }
 
-std::vector<int> Prober::TakeDue(absl::Time until) {
+std::vector<AddressId> Prober::TakeDue(absl::Time until) {
   absl::MutexLock lock(&mutex_);
   auto next = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     absl::Time first = absl::InfiniteFuture();
@@ -134,7 +134,7 @@ std::vector<int> Prober::TakeDue(absl::Time until) {
     return stopping_ || next() <= absl::Now();
   };
   mutex_.AwaitWithDeadline(absl::Condition(&wakes), std::min(next(), until));
-  std::vector<int> found;
+  std::vector<AddressId> found;
   for (auto& [address, due] : due_) {
     if (due > absl::Now()) continue;
     due = absl::InfiniteFuture();
@@ -143,7 +143,7 @@ std::vector<int> Prober::TakeDue(absl::Time until) {
   return found;
 }
 
-void Prober::Ended(int address, bool answers) {
+void Prober::Ended(AddressId address, bool answers) {
   {
     absl::MutexLock lock(&mutex_);
     if (answers) {

@@ -20,6 +20,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "client/channels/picker.h"
 
 namespace attnd {
 
@@ -30,8 +31,8 @@ class Prober {
 
   struct Hooks {
     // Null: the address is asked no more, as if it had answered.
-    std::function<std::shared_ptr<grpc::Channel>(int address)> channel;
-    std::function<void(int address, bool answers)> verdict;
+    std::function<std::shared_ptr<grpc::Channel>(AddressId)> channel;
+    std::function<void(AddressId, bool answers)> verdict;
   };
   // `bearer_token`: of the calls; empty: none. The hooks are called until the destructor ends.
   Prober(std::string bearer_token, Hooks hooks);
@@ -40,21 +41,21 @@ class Prober {
   Prober& operator=(const Prober&) = delete;
 
   // Nothing is asked where the address is being asked already. Returns at once.
-  void Ask(int address);
+  void Ask(AddressId address);
 
  private:
   class Probes;
 
   void Main();
   // Addresses to ask now; waits for some until `until`. They are not due again before Ended.
-  std::vector<int> TakeDue(absl::Time until);
-  void Ended(int address, bool answers);
+  std::vector<AddressId> TakeDue(absl::Time until);
+  void Ended(AddressId address, bool answers);
 
   const std::string bearer_token_;
   const Hooks hooks_;
   absl::Mutex mutex_;
   // When each is asked; infinite future: it is being asked.
-  std::map<int, absl::Time> due_ ABSL_GUARDED_BY(mutex_);
+  std::map<AddressId, absl::Time> due_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_ ABSL_GUARDED_BY(mutex_);
 };

@@ -154,4 +154,27 @@ std::vector<std::string> LookUpReplicas(const ReplicaName& name) {
   return targets;
 }
 
+std::string WhyNoReplica(const ReplicaName& name) {
+  const std::string& path = name.host;
+  std::error_code error;
+  switch (name.kind) {
+    case ReplicaName::Kind::kDns:
+    case ReplicaName::Kind::kSrv:
+      return absl::StrCat("the name ", name.host, " has no address");
+    case ReplicaName::Kind::kDirectory:
+      if (std::filesystem::is_directory(path, error)) {
+        return absl::StrCat("no file in the folder ", path,
+                            " has a line host:port, the address of a daemon");
+      }
+      return absl::StrCat("there is no folder ", path, " on this host");
+    case ReplicaName::Kind::kFile:
+      break;
+  }
+  if (std::filesystem::exists(path, error)) {
+    return absl::StrCat("the file ", path,
+                        " does not have a line host:port, the address of a daemon");
+  }
+  return absl::StrCat("there is no file ", path, " on this host");
+}
+
 }  // namespace attnd

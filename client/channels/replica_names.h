@@ -41,4 +41,7 @@ using ReplicaLookup = std::function<std::vector<std::string>(const ReplicaName& 
 // By the system's resolver, and by reading files. May take seconds.
 std::vector<std::string> LookUpReplicas(const ReplicaName& name);
 
+// For a message to whoever has given the name, when nothing was found.
+std::string WhyNoReplica(const ReplicaName& name);
+
 }  // namespace attnd

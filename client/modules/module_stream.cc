@@ -143,8 +143,8 @@ absl::Status RunStream(const ClientCore& core, int address, const std::string& m
       if (borrowed.Next(&tag, &ok, until)) {
         stream.OnEvent(tag, ok);
         moved_at = core.clock.Now();
-      } else if (core.clock.Now() - moved_at >= Connections::kSilence) {
-        core.connections.Suspect(address, moved_at);
+      } else if (core.clock.Now() - moved_at >= Picker::kSilence) {
+        core.connections.Suspect(connection, moved_at);
       }
       poll_hook.Poll();
     }

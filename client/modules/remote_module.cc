@@ -42,16 +42,6 @@ absl::StatusOr<absl::Time> RemoteModule::Deadline(const CallOptions& options) co
   return absl::DeadlineExceededError("timeout: expected above 0, got none left");
 }
 
-absl::Status RemoteModule::WaitFor(absl::Duration delay, const CallOptions& options) const {
-  PollHook poll_hook(options.poll_hook);
-  for (absl::Time until = absl::Now() + delay; absl::Now() < until; poll_hook.Poll()) {
-    if (options.stop.stop_requested()) break;
-    absl::SleepFor(std::min(until - absl::Now(), PollHook::kInterval));
-  }
-  if (!options.stop.stop_requested()) return absl::OkStatus();
-  return absl::CancelledError("the caller cancelled the call");
-}
-
 absl::Status RemoteModule::Persist(const CallOptions& options, TryOnce attempt) {
   ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
   return Persist(options, deadline, attempt, true);

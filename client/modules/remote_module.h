@@ -129,7 +129,6 @@ class RemoteModule {
   absl::Status Persist(const CallOptions& options, absl::Time deadline, TryOnce attempt,
                        bool recovers);
   absl::StatusOr<absl::Time> Deadline(const CallOptions& options) const;
-  absl::Status WaitFor(absl::Duration delay, const CallOptions& options) const;
   v1::RegisterModuleRequest Request() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Its connections reach one server; NOT_STICKY.
   absl::Status CheckSticky(absl::Time deadline, const CallOptions& options);

@@ -4,6 +4,10 @@
 
 #include <grpcpp/server_context.h>
 
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
 #include "proto/xds/data/orca/v3/orca_load_report.pb.h"
 #include "server/rpc/calls.h"
 
@@ -22,6 +26,18 @@ inline xds::data::orca::v3::OrcaLoadReport LoadReportOf(const Calls& calls) {
 inline void AddLoadReport(const xds::data::orca::v3::OrcaLoadReport& report,
                           grpc::ServerContextBase& context) {
   context.AddTrailingMetadata("endpoint-load-metrics-bin", report.SerializeAsString());
+}
+
+// Tells a caller of attention the queue of the least loaded device, which a further call would get.
+inline void AddQueue(const Calls& calls, grpc::ServerContextBase& context) {
+  double seconds = std::numeric_limits<double>::infinity();
+  for (int device = 0; device < calls.device_count(); ++device) {
+    seconds = std::min(seconds, calls.QueueSeconds(device));
+  }
+  xds::data::orca::v3::OrcaLoadReport report = LoadReportOf(calls);
+  (*report.mutable_named_metrics())["attnd.queue_seconds"] = seconds;
+  AddLoadReport(report, context);
+  context.AddTrailingMetadata("attnd-queue-seconds", absl::StrCat(seconds));
 }
 
 }  // namespace attnd

@@ -16,22 +16,6 @@
 #include "server/wire/decode.h"
 
 namespace attnd {
-namespace {
-
-// Tells the caller the queue of the least loaded device, which a further call would get.
-void AddLoad(const Calls& calls, grpc::ServerContextBase& context) {
-  double seconds = std::numeric_limits<double>::infinity();
-  for (int device = 0; device < calls.device_count(); ++device) {
-    seconds = std::min(seconds, calls.QueueSeconds(device));
-  }
-  xds::data::orca::v3::OrcaLoadReport report = LoadReportOf(calls);
-  (*report.mutable_named_metrics())["attnd.queue_seconds"] = seconds;
-  AddLoadReport(report, context);
-  context.AddTrailingMetadata("attnd-queue-seconds", absl::StrCat(seconds));
-}
-
-}  // namespace
-
 RpcContext::RpcContext(const ServiceDeps& deps, grpc::ServerContextBase& context,
                        Direction direction, uint64_t id)
     : deps_(deps),
@@ -154,7 +138,7 @@ absl::Status RpcContext::Stopped(WorkStage stage) {
 void RpcContext::Answered(const Result& result) {
   times_ = result.times();
   deps_.calls.recent_work().Answered(times_.compute);
-  AddLoad(deps_.calls, context_);
+  AddQueue(deps_.calls, context_);
   priority_ = result.call().priority();
   deps_.metrics.SharedSent(result.call().shared_output_bytes());
   used_.sent_bytes += result.call().shared_output_bytes();

@@ -4,6 +4,7 @@
 
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
+#include "server/rpc/load_report.h"
 #include "server/rpc/server_context.h"
 #include "server/wire/decode_small.h"
 #include "server/wire/reply_slices.h"
@@ -51,6 +52,7 @@ void SmallCall::Finish(absl::StatusOr<grpc::ByteBuffer> reply) {
     reply_.Swap(&message);
   }
   AddPushback(status_, context_);
+  if (!caller_.empty()) AddQueue(deps_.calls, context_);
   progress()->Begin();
   grpc::ServerUnaryReactor::Finish(ToGrpcStatus(status_));
 }

@@ -4,6 +4,8 @@
 #include <signal.h>
 
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -150,6 +152,34 @@ TEST(ClientReplicas, LoseNoSmallCallWhenOneFreezes) {
 // gRPC gives a tensor back when TCP has given up a write that hangs, after kWriteTimeout.
 TEST(ClientReplicas, LoseNoLargeCallWhenOneFreezes) {
   CallWithOneFrozen(PlainProblem(1, 8, 2048, 64), Connections::kWriteTimeout + absl::Seconds(2));
+}
+
+// Calls that are with it as another takes its place end too: no new call finds out for them.
+TEST(ClientReplicas, LoseNoCallOfAFrozenOneWhoseAddressGoes) {
+  auto stays = Start("stays"), freezes = Start("freezes"), comes = Start("comes");
+  const std::string list = testing::TempDir() + "/replicas_that_change";
+  auto write = [&](const RunningDaemon& second) {
+    std::ofstream(list + ".new") << stays->address << "\n" << second.address << "\n";
+    std::filesystem::rename(list + ".new", list);
+  };
+  write(*freezes);
+  auto client = ConnectTo({"file:" + list});
+  const Problem p = PlainProblem(1, 1, 64, 64);
+  const ProblemInputs in = RandomInputs(p, 1);
+  auto call = [&] {
+    Outputs got(p);
+    // Keepalive would end them after 15 s.
+    EXPECT_EQ(client->Forward(p, ForwardInputs(in), got.forward(), {.timeout = absl::Seconds(10)})
+                  .status(),
+              absl::OkStatus());
+  };
+  for (int n = 0; n < 4; ++n) call();
+  freezes->child->Signal(SIGSTOP);
+  std::vector<std::thread> callers;
+  for (int n = 0; n < 8; ++n) callers.emplace_back(call);
+  write(*comes);
+  for (std::thread& caller : callers) caller.join();
+  freezes->child->Signal(SIGCONT);
 }
 
 // Calls that fail at once leave nobody who would drive the connection.

@@ -354,9 +354,6 @@ class Client:
         only address that the call was for."""
         where = ", ".join(self.addresses) if asked is None else self.addresses[asked]
         tls = "with" if self._native_options.use_tls else "without"
-        unnamed = _unnamed(self.addresses) if error.reason in ("", "NO_ADDRESS") else ""
-        if unnamed and isinstance(error, Unavailable):
-            return Unavailable(f"no attnd server at {where}: {unnamed}", reason="NO_ADDRESS", retry_after=error.retry_after)
         if isinstance(error, Unavailable) and not error.reason:
             cure = "Leave out tls= if it is without" if self._native_options.use_tls else "Pass tls= if it has TLS"
             if self._native_options.use_tls and not self._native_options.tls_certificate_file:
@@ -365,8 +362,6 @@ class Client:
                                reason="UNREACHABLE", retry_after=error.retry_after)
         if isinstance(error, DeadlineExceeded) and not error.reason:
             seconds = self._native_options.timeout_seconds if timeout is None else timeout
-            if unnamed:
-                return DeadlineExceeded(f"no attnd server at {where} within {seconds:g} s: {unnamed}", reason="TIMEOUT")
             return DeadlineExceeded(f"no answer from {where} within {seconds:g} s: {error}; if attnd is running there, "
                                     f"{tls} TLS, and is merely slow, give the call a longer timeout", reason="TIMEOUT")
         if isinstance(error, Unauthenticated):
@@ -474,36 +469,6 @@ def _addresses(address: Union[str, Sequence[str]]) -> List[str]:
             raise wrong_type("address", 'a string such as "127.0.0.1:7070"', one)
         _checks.ascii_text("address", one)  # the library checks the rest
     return given
-
-
-def _unnamed(addresses: Sequence[str]) -> str:
-    """Says why folders and files of addresses name no daemon; "" where one of these addresses may name one."""
-    reasons = []
-    for address in addresses:
-        kind, _, path = address.partition(":")
-        if kind == "dir" and not os.path.isdir(path):
-            reasons.append(f"there is no folder {path} on this host")
-        elif kind == "file" and not os.path.isfile(path):
-            reasons.append(f"there is no file {path} on this host")
-        elif kind not in ("dir", "file") or _has_address(path):
-            return ""
-        else:
-            where = f"no file in the folder {path} has" if kind == "dir" else f"the file {path} does not have"
-            reasons.append(f"{where} a line host:port, the address of a daemon")
-    return "; ".join(reasons)
-
-
-def _has_address(path: str) -> bool:
-    """Whether the file, or one in the folder, has a line that may be an address."""
-    names = [os.path.join(path, name) for name in os.listdir(path) if name[0] != "."] if os.path.isdir(path) else [path]
-    for name in names:
-        try:
-            with open(name, encoding="ascii") as file:
-                if any(":" in line for line in file):
-                    return True
-        except (OSError, UnicodeDecodeError):
-            pass
-    return False
 
 
 def _token_of_environment() -> Optional[str]:
