@@ -48,6 +48,8 @@ class ModuleRpcs {
   absl::Status List(v1::ListModulesResponse& reply, ModuleTry& attempt) const;
   absl::Status Release(const std::string& token, ModuleTry& attempt) const;
   absl::Status ReleaseActivations(const std::string& token, ModuleTry& attempt) const;
+  absl::Status SumGradients(const v1::SumGradientsRequest& request,
+                            v1::SumGradientsResponse& reply, ModuleTry& attempt) const;
   absl::Status GradientStats(const v1::GradientStatsRequest& request,
                              v1::GradientStatsResponse& reply, ModuleTry& attempt) const;
   absl::Status Step(const v1::StepRequest& request, v1::StepResponse& reply,

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from group_worker import ROWS, WIDTH, Model, loss_of, refused, stack_loss, stack_of
 from torch import nn
 
+import attnd.modules.replicas
 import attnd.torch
 
-STEPS, EACH, RANKS, REPLICAS = 5, 2, 4, 2
+STEPS, EACH, RANKS, REPLICAS = int(os.environ.get("STEPS", "5")), 2, 4, 2
 INFINITE = 1  # the step in which a gradient is
 
 
@@ -190,7 +191,8 @@ def run_losses(rank, replicas, reached):
 def main():
     addresses, path, case, *moments = sys.argv[1:]
     replicas = addresses.split(",")
-    attnd.torch.connect(replicas[0], timeout=60, wait_for_ready=True)
+    attnd.torch.connect(replicas[0], timeout=60, wait_for_ready=True, precision=os.environ.get("PRECISION"))
+    attnd.modules.replicas._EXCHANGE_SECONDS = float(os.environ.get("EXCHANGE_SECONDS", "60"))
     if case == "alone":
         torch.save(train_alone(), f"{path}.0")
         return

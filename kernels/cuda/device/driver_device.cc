@@ -66,6 +66,7 @@ class DriverDevice final : public KernelDevice {
   absl::StatusOr<std::unique_ptr<DeviceLaunch>> BeginIn(const DevicePart& arena,
                                                         absl::Span<const Region> regions) override;
   std::unique_ptr<DeviceMemory> Hold(int64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<DeviceStream>> MakeStream() override;
   absl::Status RegisterHost(absl::Span<std::byte> memory) override {
     RETURN_IF_ERROR(context_.MakeCurrent());
     ASSIGN_OR_RETURN(PinnedRange range, PinnedRange::Register(*driver_, memory));
@@ -85,6 +86,7 @@ class DriverDevice final : public KernelDevice {
  private:
   friend class DriverLaunch;
   friend class HeldBlock;
+  friend class DriverStream;
   explicit DriverDevice(const DriverDeviceOptions& options) : options_(options) {}
   absl::Status Start();
   absl::Status StartMemory();
@@ -170,6 +172,29 @@ class HeldBlock final : public DeviceMemory {
  private:
   DriverDevice& device_;
   PoolBlock block_;
+};
+
+class DriverStream final : public DeviceStream {
+ public:
+  DriverStream(DriverDevice& device, Stream stream, Event mark)
+      : device_(device), stream_(std::move(stream)), mark_(std::move(mark)) {}
+  ~DriverStream() override {
+    // Memory that its work uses goes next.
+    if (Enter().ok() && Mark().ok()) device_.Seen(WaitFor(mark_)).IgnoreError();
+  }
+  absl::Status Enter() override { return device_.Seen(device_.context_.MakeCurrent()); }
+  void* raw() const override { return stream_.ref().raw(); }
+  absl::Status Mark() override { return device_.Seen(stream_.ref().Record(mark_)); }
+  absl::StatusOr<bool> HasPassedMark() const override {
+    absl::StatusOr<bool> passed = mark_.HasPassed();
+    if (!passed.ok()) return device_.Seen(passed.status());
+    return passed;
+  }
+
+ private:
+  DriverDevice& device_;
+  Stream stream_;
+  Event mark_;
 };
 
 class DriverLaunch final : public DeviceLaunch {
@@ -457,6 +482,13 @@ std::unique_ptr<DeviceMemory> DriverDevice::Hold(int64_t bytes) {
     return nullptr;
   }
   return std::make_unique<HeldBlock>(*this, *std::move(block));
+}
+
+absl::StatusOr<std::unique_ptr<DeviceStream>> DriverDevice::MakeStream() {
+  RETURN_IF_ERROR(Seen(context_.MakeCurrent()));
+  ASSIGN_OR_RETURN(Stream stream, Stream::Create(*driver_));
+  ASSIGN_OR_RETURN(Event mark, Event::Create(*driver_, /*timed=*/false));
+  return std::make_unique<DriverStream>(*this, std::move(stream), std::move(mark));
 }
 
 void DriverDevice::GiveBack(LaunchSlot* slot, PoolBlock block, const ArenaBytes& use) {

@@ -30,6 +30,7 @@ class PipelineEngine : public ModuleEngine {
   std::string Name() const override { return devices_.front().engine->Name(); }
   // Whether any device does; modules go to those alone.
   absl::Status Supports(const ModuleGraph& graph) const override;
+  int ReplicaVersion(const EnginePlan& plan) const override;
   absl::StatusOr<EnginePlan> Plan(const ModuleDescription& module, const ModuleLimits& limits,
                                   const MemoryBudget& budget) const override;
   absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
