@@ -16,8 +16,8 @@ from torch import nn
 import attnd.modules.replicas
 import attnd.torch
 
-STEPS, EACH, RANKS, REPLICAS = int(os.environ.get("STEPS", "5")), 2, 4, 2
-INFINITE = 1  # the step in which a gradient is
+STEPS, EACH, RANKS, REPLICAS = 5, 2, int(os.environ.get("RANKS", "4")), 2
+INFINITE = 1  # the step in which a gradient of the last rank is
 
 
 class Stack(nn.Module):
@@ -42,7 +42,7 @@ def tools_of(model):
 
 def backward(model, scaler, step, k, rank):
     loss = stack_loss(model, (step * EACH + k) * RANKS + rank) / EACH
-    factor = math.inf if (step, k, rank) == (INFINITE, 1, 3) else 1.0
+    factor = math.inf if (step, k, rank) == (INFINITE, 1, RANKS - 1) else 1.0
     scaler.scale(loss * factor).backward()
 
 
@@ -60,6 +60,7 @@ def update(model, optimizer, scaler, step, found, reached=lambda *_: None):
         norm = attnd.torch.clip_grad_norm_(model, 0.5, scaler=scaler, optimizer=optimizer)
         found["norms"].append(repr(float(norm)))  # NaN is nothing's equal
         reached("clipped", step)
+        found["clipped"] = attnd.torch.fetch(next(model.parameters()).grad)
     scaler.step(optimizer)
     scaler.update()
 

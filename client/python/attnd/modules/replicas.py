@@ -239,6 +239,8 @@ class ReplicaModule(Module):
     def step_parameters(self, values: Sequence[StepValues], parameters: Sequence[ParameterStep], *,
                         timeout: Optional[float] = None) -> StepResult:
         """A replica that has failed takes the state of one that has stepped."""
+        if self._is_summed:
+            self._meet("the step")  # until now a rank that recovers finds the others' weights and gradients as they were
         self._sum_gradients()
         mean = 1.0 / self._ranks.size
         scaled = [one._replace(multiplier=one.multiplier * mean) for one in parameters]
