@@ -341,8 +341,8 @@ absl::StatusOr<v1::GradientStatsResponse> RemoteModule::GradientStats(const Call
   return reply;
 }
 
-absl::StatusOr<v1::SumGradientsResponse> RemoteModule::SumGradients(
-    v1::SumGradientsRequest request, const CallOptions& options) {
+absl::StatusOr<v1::SumGradientsResponse> RemoteModule::SumGradients(v1::SumGradientsRequest request,
+                                                                    const CallOptions& options) {
   absl::MutexLock changing(&changing_);
   v1::SumGradientsResponse reply;
   RETURN_IF_ERROR(Persist(options, [&](ModuleTry& attempt) {

@@ -20,8 +20,8 @@ std::shared_ptr<const Nccl> LoadNccl(const std::string& library, std::string* no
   absl::StatusOr<std::unique_ptr<Nccl>> nccl = Nccl::Load(library);
   if (nccl.ok()) return *std::move(nccl);
   if (note != nullptr) {
-    *note = absl::StrCat("gradients of replicas pass through their workers: ",
-                         nccl.status().message());
+    *note =
+        absl::StrCat("gradients of replicas pass through their workers: ", nccl.status().message());
   }
   return nullptr;
 }

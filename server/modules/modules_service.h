@@ -27,8 +27,8 @@ using ModulesWithLife =
             v1::Modules::WithRawCallbackMethod_Release<v1::Modules::Service>>>>>;
 using ModulesServiceBase = v1::Modules::WithRawCallbackMethod_Forward<
     v1::Modules::WithRawCallbackMethod_Backward<v1::Modules::WithRawCallbackMethod_GradientStats<
-        v1::Modules::WithRawCallbackMethod_SumGradients<v1::Modules::WithRawCallbackMethod_Step<
-            v1::Modules::WithRawCallbackMethod_PutTensors<
+        v1::Modules::WithRawCallbackMethod_SumGradients<
+            v1::Modules::WithRawCallbackMethod_Step<v1::Modules::WithRawCallbackMethod_PutTensors<
                 v1::Modules::WithRawCallbackMethod_GetTensors<ModulesWithLife>>>>>>>;
 
 class ModulesService final : public ModulesServiceBase {

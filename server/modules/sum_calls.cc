@@ -97,9 +97,10 @@ absl::Status ModuleCalls::SumGradients(ModuleCall& call) {
   request.clear_timeout_ms();
   const std::string digest = DigestOf(request);
   {
-    ASSIGN_OR_RETURN(RegisteredModule::MicroBatchTurn turn,
-                     module->TakeMicroBatch(request.sequence(), request.micro_batch(),
-                                            [&] { return digest; }, patience));
+    ASSIGN_OR_RETURN(
+        RegisteredModule::MicroBatchTurn turn,
+        module->TakeMicroBatch(
+            request.sequence(), request.micro_batch(), [&] { return digest; }, patience));
     response.set_replayed(turn.added);
     if (!turn.added) {
       RETURN_IF_ERROR(PrepareReplicas(*module, turn.hold, sum.replicas));

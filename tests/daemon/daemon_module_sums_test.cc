@@ -1,7 +1,6 @@
 // SumGradients of a daemon whose engine is a stand-in that succeeds or fails as told: who may call
 // it with what, that it counts once, and what a failure leaves behind.
 #include <gtest/gtest.h>
-
 #include <unistd.h>
 
 #include <fstream>

@@ -3,9 +3,9 @@
 //
 //   rank → hub: its number, then frames {to, bytes} and their bytes → rank `to`: {from, bytes}, ...
 //
-// What a process does wrong is refused: an id that is joined twice by one rank, a call while another
-// is under way, sizes that differ between sender and receiver. FAKE_NCCL_STALL names a file: the
-// second operation of the process writes it and never ends, unless the file is there.
+// What a process does wrong is refused: an id that is joined twice by one rank, a call while
+// another is under way, sizes that differ between sender and receiver. FAKE_NCCL_STALL names a
+// file: the second operation of the process writes it and never ends, unless the file is there.
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -336,10 +336,8 @@ int ncclAllGather(const void* share, void* all, size_t count, int type, Communic
       std::memmove(place, share, static_cast<size_t>(bytes));
       continue;
     }
-    operations.push_back({.is_send = true,
-                          .peer = rank,
-                          .data = const_cast<void*>(share),
-                          .bytes = bytes});
+    operations.push_back(
+        {.is_send = true, .peer = rank, .data = const_cast<void*>(share), .bytes = bytes});
     operations.push_back({.peer = rank, .data = place, .bytes = bytes});
   }
   return Launch(*communicator, std::move(operations));

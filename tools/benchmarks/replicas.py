@@ -78,14 +78,15 @@ def train(args, addresses):
     inputs = []
     for k in range(each):
         generator = torch.Generator().manual_seed(k * ranks + rank)
-        inputs.append([torch.randn(batch, args.length, args.width, generator=generator) for _ in range(2)])
+        x, dy = (torch.randn(batch, args.length, args.width, generator=generator) for _ in range(2))
+        inputs.append((x.half(), (dy / 1024).half()))
     times, ends = [], []
     for step in range(WARM_UP + args.steps):
         dist.barrier()
         begin = time.perf_counter()
         optimizer.zero_grad()
         for x, dy in inputs:
-            stack(x).backward(dy / args.tokens)
+            stack(x).backward(dy)
         computed = time.perf_counter()
         optimizer.step()
         end = time.perf_counter()

@@ -10,7 +10,8 @@
 namespace attnd::cuda {
 namespace {
 
-constexpr absl::Duration kShortestPause = absl::Microseconds(20), kLongestPause = absl::Microseconds(500);
+constexpr absl::Duration kShortestPause = absl::Microseconds(20),
+                         kLongestPause = absl::Microseconds(500);
 
 // Asks until it is so; sleeps grow with the time waited.
 template <class Ask>
@@ -22,9 +23,9 @@ absl::Status Await(const NcclGroup::Patience& patience, const Ask& ask) {
     const absl::Time now = absl::Now();
     if (patience.stop.stop_requested()) return absl::CancelledError("stopped");
     if (now >= patience.deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "the GPUs of the other replicas did not answer within ",
-          absl::FormatDuration(absl::Ceil(now - begin, absl::Milliseconds(1)))));
+      return absl::DeadlineExceededError(
+          absl::StrCat("the GPUs of the other replicas did not answer within ",
+                       absl::FormatDuration(absl::Ceil(now - begin, absl::Milliseconds(1)))));
     }
     absl::SleepFor(std::clamp((now - begin) / 16, kShortestPause, kLongestPause));
   }
@@ -66,13 +67,11 @@ absl::Status NcclGroup::Enqueue(absl::Span<const Part> sent,
                                 absl::Span<const Part> received) const {
   for (const Part& part : sent) {
     if (part.count == 0) continue;
-    RETURN_IF_ERROR(
-        nccl_.Send(communicator_, stream_->raw(), part.data, part.count, part.rank));
+    RETURN_IF_ERROR(nccl_.Send(communicator_, stream_->raw(), part.data, part.count, part.rank));
   }
   for (const Part& part : received) {
     if (part.count == 0) continue;
-    RETURN_IF_ERROR(
-        nccl_.Receive(communicator_, stream_->raw(), part.data, part.count, part.rank));
+    RETURN_IF_ERROR(nccl_.Receive(communicator_, stream_->raw(), part.data, part.count, part.rank));
   }
   return absl::OkStatus();
 }
@@ -90,8 +89,7 @@ absl::Status NcclGroup::Exchange(absl::Span<const Part> sent, absl::Span<const P
 
 absl::Status NcclGroup::Gather(float* all, int64_t count, const Patience& patience) {
   RETURN_IF_ERROR(stream_->Enter());
-  RETURN_IF_ERROR(
-      nccl_.AllGather(communicator_, stream_->raw(), all + rank_ * count, all, count));
+  RETURN_IF_ERROR(nccl_.AllGather(communicator_, stream_->raw(), all + rank_ * count, all, count));
   RETURN_IF_ERROR(AwaitCalls(patience));
   return AwaitStream(patience);
 }

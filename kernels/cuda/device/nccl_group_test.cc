@@ -1,5 +1,5 @@
-// NcclGroup on stand-ins for the driver and for NCCL: what reaches whom, and how each call ends when
-// others do not answer.
+// NcclGroup on stand-ins for the driver and for NCCL: what reaches whom, and how each call ends
+// when others do not answer.
 #include "kernels/cuda/device/nccl_group.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr char kFakeNccl[] = "tests/fakes/libfake_nccl.so";
-constexpr NcclGroup::Patience kPatient = {absl::InfiniteFuture(), {}};
+const NcclGroup::Patience kPatient = {absl::InfiniteFuture(), {}};
 
 NcclGroup::Patience Briefly() { return {absl::Now() + absl::Milliseconds(50), {}}; }
 
@@ -139,8 +139,7 @@ TEST_F(NcclGroupTest, FailsWhenSizesDiffer) {
 TEST_F(NcclGroupTest, NeedsALibraryOfAllItsCalls) {
   const absl::Status absent = Nccl::Load("libnccl_that_is_not_there.so.2").status();
   EXPECT_EQ(absent.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(absent.message()),
-              HasSubstr("no NCCL: libnccl_that_is_not_there.so.2"));
+  EXPECT_THAT(std::string(absent.message()), HasSubstr("no NCCL: libnccl_that_is_not_there.so.2"));
   EXPECT_THAT(std::string(Nccl::Load("libc.so.6").status().message()),
               HasSubstr("libc.so.6 lacks ncclGetVersion"));
 }

@@ -69,8 +69,8 @@ absl::StatusOr<Nccl::Communicator> Nccl::Join(const std::string& id, int rank, i
   std::copy(id.begin(), id.end(), unique.bytes);
   Config config;
   Communicator made = nullptr;
-  RETURN_IF_ERROR(Check(functions_.init_rank(&made, ranks, unique, rank, &config),
-                        "ncclCommInitRankConfig"));
+  RETURN_IF_ERROR(
+      Check(functions_.init_rank(&made, ranks, unique, rank, &config), "ncclCommInitRankConfig"));
   return made;
 }
 
@@ -83,23 +83,23 @@ absl::StatusOr<bool> Nccl::IsDone(Communicator communicator) const {
 
 absl::Status Nccl::Send(Communicator communicator, Stream stream, const float* from, int64_t count,
                         int peer) const {
-  return Check(functions_.send(from, static_cast<size_t>(count), kFloat32, peer, communicator,
-                               stream),
-               "ncclSend");
+  return Check(
+      functions_.send(from, static_cast<size_t>(count), kFloat32, peer, communicator, stream),
+      "ncclSend");
 }
 
 absl::Status Nccl::Receive(Communicator communicator, Stream stream, float* to, int64_t count,
                            int peer) const {
-  return Check(functions_.receive(to, static_cast<size_t>(count), kFloat32, peer, communicator,
-                                  stream),
-               "ncclRecv");
+  return Check(
+      functions_.receive(to, static_cast<size_t>(count), kFloat32, peer, communicator, stream),
+      "ncclRecv");
 }
 
 absl::Status Nccl::AllGather(Communicator communicator, Stream stream, const float* share,
                              float* all, int64_t count) const {
-  return Check(functions_.all_gather(share, all, static_cast<size_t>(count), kFloat32,
-                                     communicator, stream),
-               "ncclAllGather");
+  return Check(
+      functions_.all_gather(share, all, static_cast<size_t>(count), kFloat32, communicator, stream),
+      "ncclAllGather");
 }
 
 }  // namespace attnd

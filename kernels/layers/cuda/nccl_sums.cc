@@ -21,9 +21,7 @@ struct Shares {
   Shares(int64_t numbers, int replicas)
       : count(numbers), stride(RoundUp(DivideUp(numbers, replicas), kShareNumbers)) {}
   int64_t Begin(int replica) const { return replica * stride; }
-  int64_t Size(int replica) const {
-    return std::clamp<int64_t>(count - Begin(replica), 0, stride);
-  }
+  int64_t Size(int replica) const { return std::clamp<int64_t>(count - Begin(replica), 0, stride); }
   const int64_t count, stride;
 };
 
@@ -73,8 +71,8 @@ void NcclSums::End() {
 
 absl::Status NcclSums::Join(const ReplicaCall& call, const cuda::NcclGroup::Patience& patience) {
   if (group_id_ == call.group) {
-    const bool is_same = group_ != nullptr && group_->rank() == call.replica &&
-                         group_->ranks() == call.replicas;
+    const bool is_same =
+        group_ != nullptr && group_->rank() == call.replica && group_->ranks() == call.replicas;
     return is_same ? absl::OkStatus()
                    : absl::FailedPreconditionError("this group has ended: a new one is needed");
   }
@@ -90,8 +88,8 @@ absl::Status NcclSums::Sum(const ReplicaCall& call, const float* numbers, int64_
   const cuda::NcclGroup::Patience patience = {call.deadline, call.stop};
   RETURN_IF_ERROR(Join(call, patience));
   for (int64_t first = 0; first < count; first += kBucketNumbers) {
-    RETURN_IF_ERROR(SumBucket(numbers + first, At(first), std::min(kBucketNumbers, count - first),
-                              patience));
+    RETURN_IF_ERROR(
+        SumBucket(numbers + first, At(first), std::min(kBucketNumbers, count - first), patience));
   }
   return absl::OkStatus();
 }
@@ -106,14 +104,14 @@ absl::Status NcclSums::SumBucket(const float* numbers, float* sums, int64_t coun
   for (int replica = 0; replica < replicas; ++replica) {
     if (replica == own) continue;
     // NCCL sends from memory that it does not write.
-    sent.push_back({const_cast<float*>(numbers) + shares.Begin(replica), shares.Size(replica),
-                    replica});
+    sent.push_back(
+        {const_cast<float*>(numbers) + shares.Begin(replica), shares.Size(replica), replica});
     to_receive.push_back({received + shares.Begin(replica), size, replica});
   }
   RETURN_IF_ERROR(group_->Exchange(sent, to_receive, patience));
   const auto part_of = [&](int replica) {
-    return ConstTensor{
-        replica == own ? numbers + shares.Begin(own) : received + shares.Begin(replica)};
+    return ConstTensor{replica == own ? numbers + shares.Begin(own)
+                                      : received + shares.Begin(replica)};
   };
   const Tensor sum = {sums + shares.Begin(own)};
   for (int replica = 1; replica < replicas && size > 0; ++replica) {

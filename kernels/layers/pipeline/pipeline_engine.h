@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "modules/module_engine.h"
 #include "kernels/layers/pipeline/pipeline_device.h"
+#include "modules/module_engine.h"
 
 namespace attnd {
 

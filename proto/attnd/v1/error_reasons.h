@@ -256,7 +256,8 @@ inline constexpr ErrorReason kErrorReasons[] = {
      "As many micro-batches as may wait for an earlier one wait already.",
      "Send the earlier one, and wait as RetryInfo says (attnd's clients do)."},
     {"FAILED_PRECONDITION", reason::kSumFailed,
-     "The GPUs of the replicas' daemons could not exchange gradients, or not in time; gradients are "
+     "The GPUs of the replicas' daemons could not exchange gradients, or not in time; gradients "
+     "are "
      "as before.",
      "Exchange them in a new group, or through the workers (attnd's clients do). `NCCL_DEBUG=WARN` "
      "in the daemons' environment says more."},
