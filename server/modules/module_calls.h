@@ -117,13 +117,11 @@ class ModuleCalls {
   absl::Status Step(ModuleCall& call);
   absl::StatusOr<v1::StepResponse> Apply(RegisteredModule::Hold& hold,
                                          const v1::StepRequest& request);
-
-  // sum_calls.cc
   absl::Status SumGradients(ModuleCall& call);
   absl::StatusOr<std::string> NewGroup(RegisteredModule& module,
                                        const v1::SumGradientsRequest& request,
                                        const CallWait& wait);
-  // Memory for sums of so many replicas, which the module has from then on.
+  // Takes memory for sums of so many replicas, which the module has from then on.
   absl::Status PrepareReplicas(const RegisteredModule& module, RegisteredModule::Hold& hold,
                                int replicas);
 

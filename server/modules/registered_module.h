@@ -103,7 +103,7 @@ class RegisteredModule {
     ~Hold();
 
     ModuleInstance& instance() { return *module_->instance_; }
-    // What the instance takes for sums of replicas, beside its plan.
+    // Counts what the instance takes for sums of replicas, beside its plan.
     ModuleMemory::Reservation& replica_memory() { return module_->replica_memory_; }
     uint64_t sequence() const;
     absl::Status CheckGradient(uint64_t micro_batches) const;

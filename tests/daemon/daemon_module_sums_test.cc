@@ -18,13 +18,13 @@
 namespace attnd {
 namespace {
 
-constexpr int64_t kModuleMemory = int64_t{8} << 20;
+constexpr int64_t kMemoryOfModules = int64_t{8} << 20;
 
 class DaemonModuleSums : public ::testing::Test {
  protected:
   static ServerOptions Options() {
     ServerOptions options = TestOptions();
-    options.modules.memory = {kModuleMemory, kModuleMemory};
+    options.modules.memory = {kMemoryOfModules, kMemoryOfModules};
     return options;
   }
 
@@ -96,7 +96,7 @@ TEST_F(DaemonModuleSums, BeginWithAGroupOfReplicaZeroAndMemory) {
   EXPECT_EQ(response_.group(), "");
   EXPECT_EQ(script_.sums, 0);
   EXPECT_EQ(MicroBatches(token), 0);
-  script_.bytes = kModuleMemory;
+  script_.bytes = kMemoryOfModules;
   EXPECT_EQ(ReasonOf(Sum(request)), "MODULE_QUOTA");
   EXPECT_EQ(daemon_.server().module_bytes(), before);
 }

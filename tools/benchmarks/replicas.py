@@ -1,15 +1,15 @@
 """Steps of a BERT-large-like stack on one GPU, and of its replicas on two, whose gradients go from GPU to GPU by NCCL or
 through the workers.
 
-24 layers of width 1024, 16 heads, feed-forward 4096, in float16; a step has 65,536 tokens in micro-batches of 8,192 rows, and
-ends with AdamW. Each daemon has a GPU and listens on a unix socket; each daemon has one worker process, whose tensors pass in
-shared memory. "one daemon": one worker computes all tokens. The time of a step is the slowest rank's, the median of several
-after two. "exchange and step": from the last backward to the end of the step, the same way.
+24 layers of width 1024, 16 heads, feed-forward 4096, in float16; a step has 65,536 tokens in micro-batches of 8,192 rows,
+and ends with AdamW. Each daemon has a GPU and listens on a unix socket; each has one worker process, whose tensors pass in
+shared memory. "one daemon": one worker computes all tokens. The time of a step is the slowest rank's, the median of
+several after two. "exchange and step": from the last backward to the end of the step, the same way.
 
-The last column says whether the weights of both replicas are bitwise equal at the end. The line below the table compares them
-with those of the other way.
+The last column says whether the weights of both replicas are bitwise equal at the end. The line below the table compares
+them with those of the other way.
 
-Needs: two GPUs, torch, libnccl.so.2 (PyTorch's wheels bring it), and bazel build //server:attnd //client/c:libattnd_client.so.
+Needs: two GPUs, torch, libnccl.so.2 (PyTorch's wheels bring it), bazel build //server:attnd, and the Python package.
 Run:   python3 tools/benchmarks/replicas.py [--steps 8] [--nccl PATH] [--server PATH] [--backend cpu]
 """
 import argparse
@@ -171,8 +171,8 @@ def main():
         alone = alone or took
         equal = "" if count == 1 else str(len(set(weights)) == 1)
         digests.append(weights[0])
-        print(f"| {name} | {1e3 * took:.0f} | {1e3 * end:.0f} | {args.tokens / took:.0f} | {alone / took:.2f} | {calls} | {equal} |",
-              flush=True)
+        print(f"| {name} | {1e3 * took:.0f} | {1e3 * end:.0f} | {args.tokens / took:.0f} | {alone / took:.2f} | {calls} | "
+              f"{equal} |", flush=True)
     print(f"\nweights by NCCL and through the workers are {'equal' if digests[1] == digests[2] else 'DIFFERENT'}")
 
 

@@ -12,7 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
+#include "kernels/cuda/device/arena_bytes.h"
 #include "kernels/cuda/device/device_wait.h"
+#include "kernels/cuda/device/driver_stream.h"
 #include "kernels/cuda/device/launch_slot.h"
 #include "kernels/cuda/device/launch_turns.h"
 #include "kernels/cuda/driver/memory_pool.h"
@@ -25,19 +27,6 @@ namespace {
 // Launches may hold this share of the pool, and masks that one: the rest is for rounding and for
 // gaps between them.
 constexpr double kLaunchShare = 0.88, kMaskShare = 0.02;
-// Bytes of a launch, or of what it leaves, by what they are for.
-struct ArenaBytes {
-  int64_t input = 0, output = 0, workspace = 0, lease = 0;
-};
-ArenaBytes BytesByUse(int64_t total, absl::Span<const Region> regions) {
-  ArenaBytes bytes;
-  for (const Region& region : regions) {
-    if (region.use == RegionUse::kInput) bytes.input += region.bytes;
-    if (region.use == RegionUse::kOutput) bytes.output += region.bytes;
-  }
-  bytes.workspace = total - bytes.input - bytes.output;
-  return bytes;
-}
 
 class DriverDevice final : public KernelDevice {
  public:
@@ -66,7 +55,11 @@ class DriverDevice final : public KernelDevice {
   absl::StatusOr<std::unique_ptr<DeviceLaunch>> BeginIn(const DevicePart& arena,
                                                         absl::Span<const Region> regions) override;
   std::unique_ptr<DeviceMemory> Hold(int64_t bytes) override;
-  absl::StatusOr<std::unique_ptr<DeviceStream>> MakeStream() override;
+  absl::StatusOr<std::unique_ptr<DeviceStream>> MakeStream() override {
+    RETURN_IF_ERROR(Seen(context_.MakeCurrent()));
+    return DriverStream::Make(*driver_, context_,
+                              [this](absl::Status status) { return Seen(std::move(status)); });
+  }
   absl::Status RegisterHost(absl::Span<std::byte> memory) override {
     RETURN_IF_ERROR(context_.MakeCurrent());
     ASSIGN_OR_RETURN(PinnedRange range, PinnedRange::Register(*driver_, memory));
@@ -86,7 +79,6 @@ class DriverDevice final : public KernelDevice {
  private:
   friend class DriverLaunch;
   friend class HeldBlock;
-  friend class DriverStream;
   explicit DriverDevice(const DriverDeviceOptions& options) : options_(options) {}
   absl::Status Start();
   absl::Status StartMemory();
@@ -172,29 +164,6 @@ class HeldBlock final : public DeviceMemory {
  private:
   DriverDevice& device_;
   PoolBlock block_;
-};
-
-class DriverStream final : public DeviceStream {
- public:
-  DriverStream(DriverDevice& device, Stream stream, Event mark)
-      : device_(device), stream_(std::move(stream)), mark_(std::move(mark)) {}
-  ~DriverStream() override {
-    // Memory that its work uses goes next.
-    if (Enter().ok() && Mark().ok()) device_.Seen(WaitFor(mark_)).IgnoreError();
-  }
-  absl::Status Enter() override { return device_.Seen(device_.context_.MakeCurrent()); }
-  void* raw() const override { return stream_.ref().raw(); }
-  absl::Status Mark() override { return device_.Seen(stream_.ref().Record(mark_)); }
-  absl::StatusOr<bool> HasPassedMark() const override {
-    absl::StatusOr<bool> passed = mark_.HasPassed();
-    if (!passed.ok()) return device_.Seen(passed.status());
-    return passed;
-  }
-
- private:
-  DriverDevice& device_;
-  Stream stream_;
-  Event mark_;
 };
 
 class DriverLaunch final : public DeviceLaunch {
@@ -482,13 +451,6 @@ std::unique_ptr<DeviceMemory> DriverDevice::Hold(int64_t bytes) {
     return nullptr;
   }
   return std::make_unique<HeldBlock>(*this, *std::move(block));
-}
-
-absl::StatusOr<std::unique_ptr<DeviceStream>> DriverDevice::MakeStream() {
-  RETURN_IF_ERROR(Seen(context_.MakeCurrent()));
-  ASSIGN_OR_RETURN(Stream stream, Stream::Create(*driver_));
-  ASSIGN_OR_RETURN(Event mark, Event::Create(*driver_, /*timed=*/false));
-  return std::make_unique<DriverStream>(*this, std::move(stream), std::move(mark));
 }
 
 void DriverDevice::GiveBack(LaunchSlot* slot, PoolBlock block, const ArenaBytes& use) {

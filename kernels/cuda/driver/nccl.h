@@ -40,11 +40,11 @@ class Nccl {
   // ---- One communicator. All ranks call the same; each call that is under way has to end, as
   // IsDone says, before the next.
   absl::StatusOr<Communicator> Join(const std::string& id, int rank, int ranks) const;
-  // What has been called has ended: on the host, that is; kernels are the stream's.
+  // Whether all calls have ended: on the host, that is; kernels are the stream's.
   absl::StatusOr<bool> IsDone(Communicator communicator) const;
-  // Ends what is under way, its kernels too, and frees it.
+  // Ends all that is under way, kernels too, and frees the communicator.
   void Abort(Communicator communicator) const { functions_.abort(communicator); }
-  // What stands between them runs as one operation.
+  // Calls that stand between them run as one operation.
   absl::Status BeginGroup() const { return Check(functions_.group_start(), "ncclGroupStart"); }
   absl::Status EndGroup() const { return Check(functions_.group_end(), "ncclGroupEnd"); }
   // float32 numbers.

@@ -382,14 +382,14 @@ class ReplicaModule(Module):
         return True
 
     def _new_group(self) -> Tuple[bytes, str]:
-        """Has the daemon take memory for sums. The group, of replica 0, and what went wrong."""
+        """Has the daemon take memory for sums. Gives the group, of replica 0, and what went wrong."""
         try:
             return self._sum_gradients_of(self._ranks.replica, self._ranks.count, b"", 0.0), ""
         except AttndError as error:
             return b"", f"{type(error).__name__}: {error}"
 
     def _exchange(self) -> str:
-        """What went wrong."""
+        """Gives what went wrong."""
         numbers = sum(math.prod(one.shape) for one in self.layout.parameters if one.trained)
         try:
             self._sum_gradients_of(self._ranks.replica, self._ranks.count, self._group,
