@@ -56,19 +56,6 @@ def test_daemons_sum_gradients_to_the_bits_of_their_workers(start, tmp_path, exp
         assert calls(daemon, "PutTensors") == 1
 
 
-def test_three_replicas_are_added_in_their_order(start, tmp_path):
-    options = {**OPTIONS, "RANKS": "3"}
-    daemons = [start() for _ in range(3)]
-    found = run_ranks(daemons, tmp_path, "train", ranks=3, **options)
-    others = [Daemon(program=EMULATED, backend="cuda") for _ in range(3)]
-    expected = run_ranks(others, tmp_path, "train", ranks=3, **options)
-    for other in others:
-        other.stop()
-    for one in found:
-        check_same(one, expected[0])
-    assert calls(daemons[2], "SumGradients") == GROUPS + STEPS
-
-
 def test_a_daemon_that_is_killed_between_exchanges_is_in_a_new_group(start, tmp_path, expected):
     daemons = [start(), start()]
     moments = ["0 computed 0 1", "1 clipped 3", "0 begun 4"]  # the second once gradients have been summed
