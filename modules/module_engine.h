@@ -28,6 +28,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "modules/call_rows.h"
 #include "modules/graph.h"
@@ -136,6 +137,15 @@ struct ModuleBackwardCall {
   TransferSeconds* transfers = nullptr;
 };
 
+// Replicas of a module, in as many processes: each adds up all of their gradients. The group is one
+// that NewGroup of replica 0 has made; it is of no more use once a call has failed.
+struct ReplicaCall {
+  std::string group;
+  int replica = 0, replicas = 0;
+  absl::Time deadline = absl::InfiniteFuture();
+  std::stop_token stop;
+};
+
 struct GradientStats {
   double squared_norm = 0;  // of gradients as they are, before any multiplier
   bool is_finite = true;
@@ -188,6 +198,20 @@ class ModuleInstance {
   virtual absl::StatusOr<StepResult> Step(const StepCall& call) = 0;
   virtual absl::Status ClearGradients() = 0;
 
+  // ---- Replicas, where the engine's ReplicaVersion is not 0.
+  // Device memory that PrepareReplicas takes, beside the plan's.
+  virtual int64_t ReplicaBytes(int replicas) const;
+  virtual absl::Status PrepareReplicas(int replicas);
+  virtual absl::StatusOr<std::string> NewGroup();
+  // Leaves ((S0 + S1) + S2) + ... in float32, of the gradients Sn of replica n, in that memory.
+  // All replicas call it at once. Gradients stay as they are, also where it fails, as with
+  // DEADLINE_EXCEEDED or CANCELLED.
+  virtual absl::Status SumReplicas(const ReplicaCall& call);
+  // The gradients become these sums. After an error they are arbitrary.
+  virtual absl::Status TakeSums();
+  // Leaves the group and gives the memory back.
+  virtual void EndReplicas() {}
+
   // t of the optimizer: applied steps. Set when moments are put.
   virtual int64_t optimizer_step() const = 0;
   virtual void SetOptimizerStep(int64_t step) = 0;
@@ -198,6 +222,12 @@ class ModuleEngine {
   virtual ~ModuleEngine() = default;
   virtual std::string Name() const = 0;  // "cpu", "reference"
   virtual absl::Status Supports(const ModuleGraph& graph) const = 0;
+  // The version of what connects replicas of such a plan's instances, which has to be the same for
+  // all of them. 0: they cannot be connected.
+  virtual int ReplicaVersion(const EnginePlan& plan) const {
+    static_cast<void>(plan);
+    return 0;
+  }
   // Whole bytes of an instance within `budget`, as MakePlan. Takes no memory.
   virtual absl::StatusOr<EnginePlan> Plan(const ModuleDescription& module,
                                           const ModuleLimits& limits,

@@ -92,7 +92,7 @@ Group:
         "| `--causal` | | where it begins |", "| `--yes` | off | do it |", "| `--no-shared` | off | forbids it |"]
 
 
-MOST_FLAGS = 60
+MOST_FLAGS = 61
 MOST_WORDS_OF_A_FLAG = 25
 
 

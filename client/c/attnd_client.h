@@ -340,6 +340,11 @@ ATTND_API uint64_t attnd_digest(const void* data, int64_t bytes);
 /* `request`: a StepRequest without token, sequence and micro_batches. */
 ATTND_API int attnd_module_step(attnd_module* module, const void* request, int64_t request_bytes,
                                 attnd_call* call);
+/* Replaces the gradients by the sums of several modules', between whose daemons they go directly.
+ * `request`: a SumGradientsRequest without token, sequence and micro_batch; the result is a
+ * SumGradientsResponse. Until the next step only this handle may be used for the module. */
+ATTND_API int attnd_module_sum_gradients(attnd_module* module, const void* request,
+                                         int64_t request_bytes, attnd_call* call);
 /* optimizer_step: negative: as it is. complete: every parameter must be there then. */
 ATTND_API int attnd_module_put(attnd_module* module, const attnd_module_tensor* tensors,
                                int64_t count, int64_t optimizer_step, int32_t complete,

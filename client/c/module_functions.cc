@@ -110,6 +110,13 @@ absl::Status RunStep(attnd_module& module, const void* request, int64_t bytes, a
   return Finish(call, module.module->Step(std::move(parsed), call.MakeCallOptions()));
 }
 
+absl::Status RunSumGradients(attnd_module& module, const void* request, int64_t bytes,
+                             attnd_call& call) {
+  v1::SumGradientsRequest parsed;
+  RETURN_IF_ERROR(Parse("request", request, bytes, parsed));
+  return Finish(call, module.module->SumGradients(std::move(parsed), call.MakeCallOptions()));
+}
+
 std::vector<SentTensor> SentOf(absl::Span<const attnd_module_tensor> tensors) {
   std::vector<SentTensor> made;
   for (const attnd_module_tensor& tensor : tensors) {
@@ -260,6 +267,13 @@ int attnd_module_step(attnd_module* module, const void* request, int64_t request
                       attnd_call* call) {
   return call->Run([&] {
     return Guard([&] { return attnd::RunStep(*module, request, request_bytes, *call); });
+  });
+}
+
+int attnd_module_sum_gradients(attnd_module* module, const void* request, int64_t request_bytes,
+                               attnd_call* call) {
+  return call->Run([&] {
+    return Guard([&] { return attnd::RunSumGradients(*module, request, request_bytes, *call); });
   });
 }
 

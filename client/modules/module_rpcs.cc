@@ -273,6 +273,11 @@ absl::Status ModuleRpcs::ReleaseActivations(const std::string& token, ModuleTry&
                    request.SerializeAsString(), attempt.deadline, attempt.options, reply,
                    metadata_);
 }
+absl::Status ModuleRpcs::SumGradients(const v1::SumGradientsRequest& request,
+                                      v1::SumGradientsResponse& reply, ModuleTry& attempt) const {
+  return Unary("SumGradients", request, reply, attempt);
+}
+
 absl::Status ModuleRpcs::GradientStats(const v1::GradientStatsRequest& request,
                                        v1::GradientStatsResponse& reply, ModuleTry& attempt) const {
   return Unary("GradientStats", request, reply, attempt);

@@ -11,8 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "client/call/client_core.h"
-#include "client/channels/grpc_status.h"
 #include "client/call/unary_call.h"
+#include "client/channels/grpc_status.h"
 #include "client/modules/redo_log.h"
 #include "client/types/call_options.h"
 #include "proto/attnd/v1/module.pb.h"
@@ -48,6 +48,8 @@ class ModuleRpcs {
   absl::Status List(v1::ListModulesResponse& reply, ModuleTry& attempt) const;
   absl::Status Release(const std::string& token, ModuleTry& attempt) const;
   absl::Status ReleaseActivations(const std::string& token, ModuleTry& attempt) const;
+  absl::Status SumGradients(const v1::SumGradientsRequest& request, v1::SumGradientsResponse& reply,
+                            ModuleTry& attempt) const;
   absl::Status GradientStats(const v1::GradientStatsRequest& request,
                              v1::GradientStatsResponse& reply, ModuleTry& attempt) const;
   absl::Status Step(const v1::StepRequest& request, v1::StepResponse& reply,

@@ -331,6 +331,26 @@ absl::StatusOr<v1::GradientStatsResponse> RemoteModule::GradientStats(const Call
   return reply;
 }
 
+absl::StatusOr<v1::SumGradientsResponse> RemoteModule::SumGradients(v1::SumGradientsRequest request,
+                                                                    const CallOptions& options) {
+  absl::MutexLock changing(&changing_);
+  v1::SumGradientsResponse reply;
+  RETURN_IF_ERROR(Persist(options, [&](ModuleTry& attempt) {
+    absl::ReaderMutexLock lock(&mutex_);
+    request.set_token(token_);
+    request.set_sequence(sequence_);
+    request.set_micro_batch(GroupsMicroBatches());
+    return rpcs().SumGradients(request, reply, attempt);
+  }));
+  if (request.group().empty()) return reply;
+  absl::MutexLock lock(&mutex_);
+  rank_ = 0;
+  ranks_ = 1;
+  absl::MutexLock log_lock(&log_mutex_);
+  micro_batches_ = request.micro_batch() + 1;
+  return reply;
+}
+
 absl::StatusOr<v1::StepResponse> RemoteModule::Step(v1::StepRequest request,
                                                     const CallOptions& options) {
   absl::MutexLock changing(&changing_);

@@ -101,6 +101,11 @@ class RemoteModule {
   absl::StatusOr<v1::GradientStatsResponse> GradientStats(const CallOptions& options,
                                                           bool by_parameter = false,
                                                           bool all_norms = false);
+  // The gradients become the sums of those of `request.replicas` modules, which their RemoteModules
+  // call at once; from here to the next Step or Join this one alone may go on. `request` without
+  // token, sequence and micro_batch. Without a group: a new one, of replica 0.
+  absl::StatusOr<v1::SumGradientsResponse> SumGradients(v1::SumGradientsRequest request,
+                                                        const CallOptions& options);
   // `request` without token, sequence and number of micro-batches.
   absl::StatusOr<v1::StepResponse> Step(v1::StepRequest request, const CallOptions& options);
   absl::Status Put(SentPut put, const CallOptions& options);

@@ -34,12 +34,13 @@ struct BackendOptions {
   // Where kernels compiled at run time are kept; empty: $XDG_CACHE_HOME/attnd or ~/.cache/attnd.
   std::string kernel_cache;
   Fusion fusion = Fusion::kBound;  // of GPUs' module engines
+  std::string nccl_library;        // connects GPUs of several processes; empty: none does
   // Compiled masks, shared with who else asks for them; null: each engine's own.
   std::shared_ptr<MaskPlans> mask_plans;
 };
 
-// At least one. `note`, if given, receives one line for the log when "auto" falls back, else stays
-// empty.
+// At least one. `note`, if given, receives one line for the log when "auto" falls back or NCCL is
+// missing, else stays empty.
 absl::StatusOr<std::vector<Device>> MakeDevices(absl::string_view name,
                                                 const BackendOptions& options,
                                                 std::string* note = nullptr);

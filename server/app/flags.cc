@@ -127,6 +127,11 @@ void AddEngine(CLI::App& app, ServerOptions& o, RawFlags& raw) {
       ->capture_default_str()
       ->check(CLI::IsMember({"off", "bound"}))
       ->group(group);
+  app.add_option(
+         "--nccl_library", o.nccl_library,
+         "libnccl.so.2 or a path: GPUs of several daemons add up replicas' gradients by NCCL. "
+         "Empty: never. Set it where callers and network are trusted.")
+      ->group(group);
   app.add_option("--kernel_cache", o.kernel_cache,
                  "folder for kernels that are compiled at run time. Empty: ~/.cache/attnd. Set it "
                  "in containers without a home directory.")

@@ -28,6 +28,7 @@ TEST(Flags, HaveSafeDefaults) {
   EXPECT_EQ(flags->options.listen, (std::vector<std::string>{"127.0.0.1:7070"}));
   EXPECT_EQ(flags->options.metrics_listen, "127.0.0.1:9464");
   EXPECT_FALSE(flags->options.insecure);
+  EXPECT_EQ(flags->options.nccl_library, "");
   EXPECT_EQ(flags->options.admission.caller_max_bytes, flags->options.admission.memory_bytes);
 }
 
@@ -64,6 +65,8 @@ TEST(Flags, ReachTheOptions) {
                       "6",
                       "--module_save_seconds",
                       "2.5",
+                      "--nccl_library",
+                      "libnccl.so.2",
                       "--max_queue_seconds",
                       "7",
                       "--port_file",
@@ -87,6 +90,7 @@ TEST(Flags, ReachTheOptions) {
   EXPECT_EQ(o.modules.hbm_fraction, 0.25);
   EXPECT_EQ(o.modules.shadow_every, 6);
   EXPECT_EQ(o.modules.save_every, absl::Milliseconds(2500));
+  EXPECT_EQ(o.nccl_library, "libnccl.so.2");
   EXPECT_EQ(o.port_file, "/tmp/p");
 }
 

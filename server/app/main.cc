@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
                                .max_slice_seconds = options.max_launch_ms * 1e-3,
                                .kernel_cache = options.kernel_cache,
                                .fusion = options.fusion,
+                               .nccl_library = options.nccl_library,
                                .mask_plans = options.mask_plans},
                               note);
   });

@@ -50,6 +50,7 @@ struct ServerOptions {
   double max_launch_ms = 50;        // that one kernel may keep a GPU
   std::string nvml_library = "libnvidia-ml.so.1";  // where errors of GPUs are heard
   Fusion fusion = Fusion::kBound;                  // of layers on GPUs
+  std::string nccl_library;  // NCCL, which connects GPUs of several daemons; empty: none does
   std::string kernel_cache;  // folder of kernels compiled at run time; empty: the user's cache
 
   TlsOptions tls;

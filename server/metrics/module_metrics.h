@@ -27,11 +27,12 @@ enum class ModuleMethod : uint8_t {
   kForward,
   kBackward,
   kGradientStats,
+  kSumGradients,
   kStep,
   kPutTensors,
   kGetTensors
 };
-inline constexpr int kModuleMethods = 11;
+inline constexpr int kModuleMethods = 12;
 absl::string_view ModuleMethodName(ModuleMethod method);
 
 enum class StepOutcome : uint8_t { kApplied, kSkipped, kReplayed, kRefused };

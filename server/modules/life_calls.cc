@@ -53,7 +53,8 @@ absl::StatusOr<std::shared_ptr<const ModuleDescription>> Describe(
   return description;
 }
 
-v1::Plan EncodePlan(const EnginePlan& plan, const std::string& engine) {
+v1::Plan EncodePlan(const EnginePlan& plan, const ModuleEngine& engine,
+                    const ModuleLimits& limits) {
   v1::Plan wire;
   wire.set_weight_bytes(static_cast<uint64_t>(plan.plan.weight_bytes));
   wire.set_optimizer_bytes(static_cast<uint64_t>(plan.plan.optimizer_bytes));
@@ -68,7 +69,10 @@ v1::Plan EncodePlan(const EnginePlan& plan, const std::string& engine) {
   }
   wire.set_forward_flops(plan.plan.forward_flops);
   wire.set_backward_flops(plan.plan.backward_flops);
-  wire.set_engine(engine);
+  wire.set_engine(engine.Name());
+  if (limits.kept_rows > 0) {
+    wire.set_nccl_version(static_cast<uint32_t>(engine.ReplicaVersion(plan)));
+  }
   return wire;
 }
 
@@ -217,7 +221,7 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
     }
     record.history_epoch = saved->history_epoch;
   }
-  record.plan = EncodePlan(plan, deps_.engine.Name());
+  record.plan = EncodePlan(plan, deps_.engine, record.limits);
   record.devices = NamesOf(plan);
   return std::make_shared<RegisteredModule>(std::move(record), *std::move(instance),
                                             std::move(reserved), std::move(state),
@@ -256,7 +260,7 @@ absl::Status ModuleCalls::Register(ModuleCall& call) {
   if (request.dry_run()) {
     ASSIGN_OR_RETURN(const EnginePlan plan, PlanWithin(*description, *limits, call.caller));
     RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.staging.capacity()));
-    *response.mutable_plan() = EncodePlan(plan, deps_.engine.Name());
+    *response.mutable_plan() = EncodePlan(plan, deps_.engine, *limits);
     v1::ModuleStatus& status = *response.mutable_status();
     status.set_name(request.name());
     status.set_layout_digest(record.layout_digest);

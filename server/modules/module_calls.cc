@@ -37,6 +37,8 @@ absl::Status ModuleCalls::Run(ModuleMethod method, ModuleCall& call) {
       return Backward(call);
     case ModuleMethod::kGradientStats:
       return GradientStatsOf(call);
+    case ModuleMethod::kSumGradients:
+      return SumGradients(call);
     case ModuleMethod::kStep:
       return Step(call);
     case ModuleMethod::kPutTensors:

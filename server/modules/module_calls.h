@@ -117,6 +117,13 @@ class ModuleCalls {
   absl::Status Step(ModuleCall& call);
   absl::StatusOr<v1::StepResponse> Apply(RegisteredModule::Hold& hold,
                                          const v1::StepRequest& request);
+  absl::Status SumGradients(ModuleCall& call);
+  absl::StatusOr<std::string> NewGroup(RegisteredModule& module,
+                                       const v1::SumGradientsRequest& request,
+                                       const CallWait& wait);
+  // Takes memory for sums of so many replicas, which the module has from then on.
+  absl::Status PrepareReplicas(const RegisteredModule& module, RegisteredModule::Hold& hold,
+                               int replicas);
 
   // tensor_calls.cc
   absl::Status PutTensors(ModuleCall& call);

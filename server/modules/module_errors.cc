@@ -118,6 +118,13 @@ absl::Status ModulesDraining() {
       absl::Seconds(1));
 }
 
+absl::Status SumFailed(absl::string_view why) {
+  return Failure(StatusCode::kFailedPrecondition, reason::kSumFailed,
+                 absl::StrCat("group: the replicas' gradients were not exchanged: ", why,
+                              "; they are as before, so exchange them in a new group, or through "
+                              "the workers"));
+}
+
 absl::Status OfLayout(absl::Status status) {
   if (status.code() != StatusCode::kInvalidArgument || !ReasonOf(status).empty()) return status;
   return OfField(status.code(), reason::kBadLayout, status.message());

@@ -24,6 +24,8 @@ absl::Status WeightsIncomplete(int64_t missing, absl::string_view first);
 absl::Status MicroBatchEarly(uint64_t micro_batch, uint64_t next);
 absl::Status ActivationPressure(absl::string_view message);
 absl::Status ModulesDraining();
+// `why`: what the engine said of an exchange of gradients that has failed.
+absl::Status SumFailed(absl::string_view why);
 
 // The reasons of Register, chosen by code: of what checks a layout, and of what plans and makes an
 // instance. One that has a reason already comes back as it was.

@@ -212,6 +212,11 @@ grpc::ServerUnaryReactor* ModulesService::GradientStats(Context* context, const 
   return StartUnary(ModuleMethod::kGradientStats, kSmallReply, context, request, reply);
 }
 
+grpc::ServerUnaryReactor* ModulesService::SumGradients(Context* context, const Bytes* request,
+                                                       Bytes* reply) {
+  return StartUnary(ModuleMethod::kSumGradients, kSmallReply, context, request, reply);
+}
+
 grpc::ServerUnaryReactor* ModulesService::Step(Context* context, const Bytes* request,
                                                Bytes* reply) {
   return StartUnary(ModuleMethod::kStep, kSmallReply, context, request, reply);

@@ -27,8 +27,9 @@ using ModulesWithLife =
             v1::Modules::WithRawCallbackMethod_Release<v1::Modules::Service>>>>>;
 using ModulesServiceBase = v1::Modules::WithRawCallbackMethod_Forward<
     v1::Modules::WithRawCallbackMethod_Backward<v1::Modules::WithRawCallbackMethod_GradientStats<
-        v1::Modules::WithRawCallbackMethod_Step<v1::Modules::WithRawCallbackMethod_PutTensors<
-            v1::Modules::WithRawCallbackMethod_GetTensors<ModulesWithLife>>>>>>;
+        v1::Modules::WithRawCallbackMethod_SumGradients<
+            v1::Modules::WithRawCallbackMethod_Step<v1::Modules::WithRawCallbackMethod_PutTensors<
+                v1::Modules::WithRawCallbackMethod_GetTensors<ModulesWithLife>>>>>>>;
 
 class ModulesService final : public ModulesServiceBase {
  public:
@@ -56,6 +57,8 @@ class ModulesService final : public ModulesServiceBase {
   grpc::ServerBidiReactor<Bytes, Bytes>* Backward(Context* context) override;
   grpc::ServerUnaryReactor* GradientStats(Context* context, const Bytes* request,
                                           Bytes* reply) override;
+  grpc::ServerUnaryReactor* SumGradients(Context* context, const Bytes* request,
+                                         Bytes* reply) override;
   grpc::ServerUnaryReactor* Step(Context* context, const Bytes* request, Bytes* reply) override;
   grpc::ServerReadReactor<Bytes>* PutTensors(Context* context, Bytes* reply) override;
   grpc::ServerWriteReactor<Bytes>* GetTensors(Context* context, const Bytes* request) override;

@@ -43,6 +43,7 @@ RegisteredModule::RegisteredModule(ModuleRecord record, std::unique_ptr<ModuleIn
 RegisteredModule::RegisteredModule(ModuleRecord record, RegisteredModule& from)
     : record_(std::move(record)),
       memory_(from.memory_),
+      replica_memory_(std::move(from.replica_memory_)),
       instance_(from.instance_),
       state_(std::move(from.state_)),
       ledger_(std::move(from.ledger_)),

@@ -103,6 +103,8 @@ class RegisteredModule {
     ~Hold();
 
     ModuleInstance& instance() { return *module_->instance_; }
+    // Counts what the instance takes for sums of replicas, beside its plan.
+    ModuleMemory::Reservation& replica_memory() { return module_->replica_memory_; }
     uint64_t sequence() const;
     absl::Status CheckGradient(uint64_t micro_batches) const;
     // A Forward's activations, under a number for a token. Gone: nothing.
@@ -182,6 +184,7 @@ class RegisteredModule {
   const ModuleRecord record_;
   // Shared with the owners before, whose calls may read the description yet.
   const std::shared_ptr<const ModuleMemory::Reservation> memory_;
+  ModuleMemory::Reservation replica_memory_;        // as instance_, which goes before it
   const std::shared_ptr<ModuleInstance> instance_;  // used by the holder alone
   std::unique_ptr<ModuleState> state_;              // as instance_; gone with a later owner
 

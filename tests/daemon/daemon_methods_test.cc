@@ -24,6 +24,7 @@
 #include "tests/daemon/module_caller.h"
 #include "tests/daemon/shut_peer.h"
 #include "tests/daemon/streamed_request.h"
+#include "tests/fixtures/connected_engine.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/wire_request.h"
 
@@ -165,6 +166,12 @@ class Methods {
     stats.set_token(token);
     stats.set_sequence(1);
     Add(kModules, "GradientStats", stats);
+    v1::SumGradientsRequest sum;  // the first adds up, the others are told so
+    sum.set_token(ReadyTokenOf("summed"));
+    sum.set_sequence(1);
+    sum.set_replicas(2);
+    sum.set_group(std::string(128, 'g'));
+    Add(kModules, "SumGradients", sum);
     v1::StepRequest step;  // the first counts, the others are told what came of it
     step.set_token(ReadyTokenOf("stepped"));
     step.set_sequence(1);
@@ -244,7 +251,8 @@ class EveryMethod : public ::testing::Test {
   void LetTimePass() { clock_.Advance(Options().transport.transfers.idle * 2); }
   // With the daemon's clock, and those of tests that let time pass.
   FakeClock clock_{absl::Now()};
-  Daemon daemon_{ReferenceDevice(), Options(), clock_};
+  ConnectedScript script_;
+  Daemon daemon_{ConnectedDevice(script_), Options(), clock_};
   Methods methods_;
 };
 

@@ -162,8 +162,8 @@ def test_messages_of_random_bytes_are_refused_or_answered_and_nothing_else(wire,
     trainer.put()
     pb, data = trainer.pb, numbers(1, rows=4)
     methods = {"Register": "unary_unary", "GetModule": "unary_unary", "Renew": "unary_unary", "Step": "unary_unary",
-               "GradientStats": "unary_unary", "Forward": "stream_stream", "Backward": "stream_stream",
-               "PutTensors": "stream_unary", "GetTensors": "unary_stream"}
+               "GradientStats": "unary_unary", "SumGradients": "unary_unary", "Forward": "stream_stream",
+               "Backward": "stream_stream", "PutTensors": "stream_unary", "GetTensors": "unary_stream"}
     raw = {name: getattr(trainer.channel, kind)(f"/attnd.v1.Modules/{name}") for name, kind in methods.items()}
     chunk = wire.attention.PayloadChunk
 
@@ -189,6 +189,7 @@ def test_messages_of_random_bytes_are_refused_or_answered_and_nothing_else(wire,
         return [{"Register": trainer.registration, "GetModule": pb.GetModuleRequest(token=token),
                  "Renew": pb.RenewModuleRequest(token=token, ttl_ms=3600000),
                  "GradientStats": pb.GradientStatsRequest(token=token, sequence=sequence),
+                 "SumGradients": pb.SumGradientsRequest(token=token, sequence=sequence, replicas=2),
                  "GetTensors": pb.GetTensorsRequest(token=token, sequence=sequence, shards=2),
                  "Step": pb.StepRequest(token=token, sequence=sequence, group=[pb.GroupValues()])}[name]]
     for _ in range(CHANGED):

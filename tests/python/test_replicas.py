@@ -50,13 +50,13 @@ class Restarts(threading.Thread):
                 os.remove(self._path)
 
 
-def run_ranks(daemons, tmp_path, case, ranks=4, moments=()):
-    """Returns what each rank wrote."""
+def run_ranks(daemons, tmp_path, case, ranks=4, moments=(), **variables):
+    """Returns what each rank wrote. variables: of its environment."""
     path = str(tmp_path / case)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", WORKER,
                ",".join(one.address for one in daemons), path, case, *moments]
     with Restarts(daemons, f"{path}.kill") as restarts:
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, env={**environment(), **variables}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-6000:]
     assert restarts.count == len(moments)
     return [torch.load(f"{path}.{rank}") for rank in range(ranks)]

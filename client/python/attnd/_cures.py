@@ -96,6 +96,9 @@ CURES: Dict[Tuple[str, str], str] = {
         "Give each micro-batch of a step a number of its own.",
     ("UNAVAILABLE", "MICRO_BATCH_EARLY"):
         "Send the earlier one, and wait as RetryInfo says (attnd's clients do).",
+    ("FAILED_PRECONDITION", "SUM_FAILED"):
+        "Exchange them in a new group, or through the workers (attnd's clients do). NCCL_DEBUG=WARN in the daemons' "
+        "environment says more.",
     ("UNAVAILABLE", "ACTIVATION_PRESSURE"):
         "Send a Backward first, wait as RetryInfo says, or set makes_room.",
     ("UNAVAILABLE", "STATE_UNAVAILABLE"):

@@ -169,6 +169,7 @@ _PROTOTYPES.update({
     "attnd_module_parameter_stats": (ctypes.c_int, [_pointer, ctypes.c_int32, _pointer]),
     "attnd_digest": (ctypes.c_uint64, [_pointer, ctypes.c_int64]),
     "attnd_module_step": (ctypes.c_int, [_pointer, ctypes.c_char_p, _int64, _pointer]),
+    "attnd_module_sum_gradients": (ctypes.c_int, [_pointer, ctypes.c_char_p, _int64, _pointer]),
     "attnd_module_put": (ctypes.c_int, [_pointer, _pointer, _int64, _int64, _int32, _pointer]),
     "attnd_module_put_gradients": (ctypes.c_int, [_pointer, _pointer, _int64, _pointer]),
     "attnd_module_get": (ctypes.c_int, [_pointer, _pointer, _int64, _pointer]),

@@ -12,7 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
+#include "kernels/cuda/device/arena_bytes.h"
 #include "kernels/cuda/device/device_wait.h"
+#include "kernels/cuda/device/driver_stream.h"
 #include "kernels/cuda/device/launch_slot.h"
 #include "kernels/cuda/device/launch_turns.h"
 #include "kernels/cuda/driver/memory_pool.h"
@@ -25,19 +27,6 @@ namespace {
 // Launches may hold this share of the pool, and masks that one: the rest is for rounding and for
 // gaps between them.
 constexpr double kLaunchShare = 0.88, kMaskShare = 0.02;
-// Bytes of a launch, or of what it leaves, by what they are for.
-struct ArenaBytes {
-  int64_t input = 0, output = 0, workspace = 0, lease = 0;
-};
-ArenaBytes BytesByUse(int64_t total, absl::Span<const Region> regions) {
-  ArenaBytes bytes;
-  for (const Region& region : regions) {
-    if (region.use == RegionUse::kInput) bytes.input += region.bytes;
-    if (region.use == RegionUse::kOutput) bytes.output += region.bytes;
-  }
-  bytes.workspace = total - bytes.input - bytes.output;
-  return bytes;
-}
 
 class DriverDevice final : public KernelDevice {
  public:
@@ -66,6 +55,11 @@ class DriverDevice final : public KernelDevice {
   absl::StatusOr<std::unique_ptr<DeviceLaunch>> BeginIn(const DevicePart& arena,
                                                         absl::Span<const Region> regions) override;
   std::unique_ptr<DeviceMemory> Hold(int64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<DeviceStream>> MakeStream() override {
+    RETURN_IF_ERROR(Seen(context_.MakeCurrent()));
+    return DriverStream::Make(*driver_, context_,
+                              [this](absl::Status status) { return Seen(std::move(status)); });
+  }
   absl::Status RegisterHost(absl::Span<std::byte> memory) override {
     RETURN_IF_ERROR(context_.MakeCurrent());
     ASSIGN_OR_RETURN(PinnedRange range, PinnedRange::Register(*driver_, memory));

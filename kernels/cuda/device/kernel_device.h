@@ -108,6 +108,19 @@ class DeviceLaunch {
   virtual absl::StatusOr<DeviceTimes> Finish() = 0;
 };
 
+// A stream for work that another library enqueues, beside those of launches. What stands in it has
+// ended when it goes. One thread at a time.
+class DeviceStream {
+ public:
+  virtual ~DeviceStream() = default;
+  // Makes the device the calling thread's.
+  virtual absl::Status Enter() = 0;
+  virtual void* raw() const = 0;  // CUstream
+  virtual absl::Status Mark() = 0;
+  // Whether what stood in the stream at the last Mark has ended.
+  virtual absl::StatusOr<bool> HasPassedMark() const = 0;
+};
+
 class KernelDevice {
  public:
   virtual ~KernelDevice() = default;
@@ -128,6 +141,7 @@ class KernelDevice {
       const DevicePart& arena, absl::Span<const Region> regions) = 0;
   // Null when so much is not there just now: it does not wait.
   virtual std::unique_ptr<DeviceMemory> Hold(int64_t bytes) = 0;
+  virtual absl::StatusOr<std::unique_ptr<DeviceStream>> MakeStream() = 0;
   // How much of Hold's memory lists of masks may take; launches are not counted on it.
   virtual int64_t mask_bytes() const = 0;
   // See Backend.

@@ -20,8 +20,13 @@
 
 namespace attnd {
 
-CudaDevice::CudaDevice(cuda::CudaBackend& engine, HoldDeviceMemory hold)
-    : engine_(engine), hold_(std::move(hold)), queue_(engine.device()) {}
+CudaDevice::CudaDevice(cuda::CudaBackend& engine, HoldDeviceMemory hold, const Nccl* nccl)
+    : engine_(engine), hold_(std::move(hold)), queue_(engine.device()) {
+  if (nccl == nullptr) return;
+  sums_ = std::make_unique<NcclSums>(
+      *nccl, engine.device(), *this, hold_,
+      [this](const cuda::DeviceMemory* memory) { queue_.SetBeside(memory); });
+}
 
 // ---- Memory.
 

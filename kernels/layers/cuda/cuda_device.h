@@ -20,14 +20,16 @@
 #include "kernels/device.h"
 #include "kernels/layers/cuda/joined_chain.h"
 #include "kernels/layers/cuda/launch_queue.h"
+#include "kernels/layers/cuda/nccl_sums.h"
 #include "kernels/layers/executor/module_device.h"
 
 namespace attnd {
 
 class CudaDevice final : public ModuleDevice {
  public:
-  // The engine outlives the device. `hold` may be null.
-  explicit CudaDevice(cuda::CudaBackend& engine, HoldDeviceMemory hold = nullptr);
+  // The engine and `nccl` outlive the device. `hold` and `nccl` may be null.
+  explicit CudaDevice(cuda::CudaBackend& engine, HoldDeviceMemory hold = nullptr,
+                      const Nccl* nccl = nullptr);
 
   int64_t OwnBytes() const override { return LaunchQueue::kBytes; }
   int64_t PackedBytes(const WeightMatrix& matrix) const override;
@@ -75,6 +77,7 @@ class CudaDevice final : public ModuleDevice {
 
   absl::Status SquaredNorms(absl::Span<const Gradients> ranges, absl::Span<double> norms) override;
   void Step(absl::Span<const WeightStep> steps) override;
+  ReplicaSums* replica_sums() override { return sums_.get(); }
 
  private:
   template <class Call>
@@ -103,6 +106,7 @@ class CudaDevice final : public ModuleDevice {
     std::vector<std::pair<ColumnSumsDesc, double>> sums;
   };
   std::optional<OpenSegment> segment_;
+  std::unique_ptr<NcclSums> sums_;  // null without NCCL
 };
 
 }  // namespace attnd

@@ -26,10 +26,17 @@ Problem ProblemOfOp(const AttentionOp& op, ElementType element) {
 
 class CudaModuleEngine : public ModuleEngine {
  public:
-  CudaModuleEngine(cuda::CudaBackend& attention, HoldDeviceMemory hold, CutBlocks cut)
-      : attention_(attention), hold_(std::move(hold)), cut_(std::move(cut)) {}
+  CudaModuleEngine(cuda::CudaBackend& attention, HoldDeviceMemory hold, CutBlocks cut,
+                   std::shared_ptr<const Nccl> nccl)
+      : attention_(attention),
+        hold_(std::move(hold)),
+        cut_(std::move(cut)),
+        nccl_(std::move(nccl)) {}
 
   std::string Name() const override { return "cuda"; }
+  int ReplicaVersion(const EnginePlan&) const override {
+    return nccl_ == nullptr ? 0 : nccl_->version();
+  }
 
   absl::Status Supports(const ModuleGraph& graph) const override {
     const ModuleLayout& layout = graph.layout();
@@ -58,13 +65,15 @@ class CudaModuleEngine : public ModuleEngine {
       const EnginePlan& plan) override {
     const std::vector<BlockEnds> segments = cut_(module->graph, limits);
     return ExecutorInstance::Make(std::move(module), limits, plan,
-                                  std::make_unique<CudaDevice>(attention_, hold_), segments);
+                                  std::make_unique<CudaDevice>(attention_, hold_, nccl_.get()),
+                                  segments);
   }
 
  private:
   cuda::CudaBackend& attention_;
   const HoldDeviceMemory hold_;
   const CutBlocks cut_;
+  const std::shared_ptr<const Nccl> nccl_;
 };
 
 }  // namespace
@@ -77,15 +86,19 @@ CutBlocks CutsOnGpu(Fusion fusion, const BackendInfo& gpu) {
 }
 
 std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,
-                                                   HoldDeviceMemory hold, CutBlocks cut) {
+                                                   HoldDeviceMemory hold, CutBlocks cut,
+                                                   std::shared_ptr<const Nccl> nccl) {
   if (cut == nullptr) cut = CutsOnGpu(Fusion::kBound, attention.info());
-  return std::make_unique<CudaModuleEngine>(attention, std::move(hold), std::move(cut));
+  return std::make_unique<CudaModuleEngine>(attention, std::move(hold), std::move(cut),
+                                            std::move(nccl));
 }
 
-Device GpuDeviceOf(std::unique_ptr<cuda::CudaBackend> attention, Fusion fusion) {
+Device GpuDeviceOf(std::unique_ptr<cuda::CudaBackend> attention, Fusion fusion,
+                   std::shared_ptr<const Nccl> nccl) {
   cuda::CudaBackend& engine = *attention;
-  return {std::move(attention), [&engine, fusion](HoldDeviceMemory hold) {
-            return MakeCudaModuleEngine(engine, std::move(hold), CutsOnGpu(fusion, engine.info()));
+  return {std::move(attention), [&engine, fusion, nccl](HoldDeviceMemory hold) {
+            return MakeCudaModuleEngine(engine, std::move(hold), CutsOnGpu(fusion, engine.info()),
+                                        nccl);
           }};
 }
 

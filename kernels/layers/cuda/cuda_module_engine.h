@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/driver/nccl.h"
 #include "kernels/device.h"
 #include "modules/module_engine.h"
 #include "modules/segments/scheme.h"
@@ -23,12 +24,15 @@ namespace attnd {
 using CutBlocks = std::function<std::vector<BlockEnds>(const ModuleGraph&, const ModuleLimits&)>;
 CutBlocks CutsOnGpu(Fusion fusion, const BackendInfo& gpu);
 
-// The attention engine outlives this one. `hold` may be null; `cut` null: by bounds.
+// The attention engine outlives this one. `hold` may be null; `cut` null: by bounds; `nccl` null:
+// replicas are not connected.
 std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,
                                                    HoldDeviceMemory hold = nullptr,
-                                                   CutBlocks cut = nullptr);
+                                                   CutBlocks cut = nullptr,
+                                                   std::shared_ptr<const Nccl> nccl = nullptr);
 
-// Both engines of one GPU.
-Device GpuDeviceOf(std::unique_ptr<cuda::CudaBackend> attention, Fusion fusion = Fusion::kBound);
+// Both engines of one GPU. `nccl`, which may be null, is shared by all GPUs.
+Device GpuDeviceOf(std::unique_ptr<cuda::CudaBackend> attention, Fusion fusion = Fusion::kBound,
+                   std::shared_ptr<const Nccl> nccl = nullptr);
 
 }  // namespace attnd

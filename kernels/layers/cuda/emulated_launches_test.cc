@@ -68,6 +68,9 @@ class CountedDevice final : public cuda::KernelDevice {
     return Counted(device_->BeginIn(arena, regions));
   }
   std::unique_ptr<cuda::DeviceMemory> Hold(int64_t bytes) override { return device_->Hold(bytes); }
+  absl::StatusOr<std::unique_ptr<cuda::DeviceStream>> MakeStream() override {
+    return device_->MakeStream();
+  }
   int64_t mask_bytes() const override { return device_->mask_bytes(); }
   double max_slice_seconds() const override { return device_->max_slice_seconds(); }
 

@@ -96,6 +96,10 @@ absl::Status LaunchQueue::Begin() {
       {"staging", kDescriptorBytes, kStagingBytes, cuda::RegionUse::kZeroed},
       {"turns", kDescriptorBytes + kStagingBytes, kTurns * 4, cuda::RegionUse::kZeroed}};
   ASSIGN_OR_RETURN(launch_, device_.BeginIn(own_, regions));
+  if (beside_ != nullptr) {
+    const cuda::Region whole[] = {{"memory", 0, beside_->bytes(), cuda::RegionUse::kZeroed}};
+    launch_->Use(*beside_, whole);
+  }
   return absl::OkStatus();
 }
 

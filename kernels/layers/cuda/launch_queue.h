@@ -44,6 +44,9 @@ class LaunchQueue {
   explicit LaunchQueue(cuda::KernelDevice& device);
   void SetMemory(const cuda::DevicePart& own) { own_ = own; }
 
+  // Kernels may use it too, until another is named; null: none.
+  void SetBeside(const cuda::DeviceMemory* memory) { beside_ = memory; }
+
   uint64_t staging() const { return own_.address() + kDescriptorBytes; }
   // kTurns words for ProductDesc.turns.
   int32_t* turns() const { return reinterpret_cast<int32_t*>(staging() + kStagingBytes); }
@@ -88,6 +91,7 @@ class LaunchQueue {
   cuda::KernelDevice& device_;
   std::vector<KernelRow> rows_;  // of kernels/dense
   cuda::DevicePart own_;
+  const cuda::DeviceMemory* beside_ = nullptr;
   std::unique_ptr<cuda::DeviceLaunch> launch_;  // since the first upload or slice
   bool has_run_ = false;                        // a slice of it
   std::vector<std::byte> constants_;

@@ -487,4 +487,35 @@ absl::Status ExecutorInstance::ClearGradients() {
   return device_->Finish();
 }
 
+// ---- Replicas: their gradients lie end to end, so that sums are those of one tensor.
+
+int64_t ExecutorInstance::ReplicaBytes(int replicas) const {
+  return device_->replica_sums()->Bytes(module_->table.trained_elements(), replicas);
+}
+
+absl::Status ExecutorInstance::PrepareReplicas(int replicas) {
+  return device_->replica_sums()->Prepare(module_->table.trained_elements(), replicas);
+}
+
+absl::StatusOr<std::string> ExecutorInstance::NewGroup() {
+  return device_->replica_sums()->NewGroup();
+}
+
+absl::Status ExecutorInstance::SumReplicas(const ReplicaCall& call) {
+  RETURN_IF_ERROR(device_->Finish());
+  return device_->replica_sums()->Sum(call, tensors_.gradients(),
+                                      module_->table.trained_elements());
+}
+
+absl::Status ExecutorInstance::TakeSums() {
+  norms_.clear();
+  device_->Copy(device_->replica_sums()->sums(), tensors_.gradients(),
+                module_->table.trained_elements() * kFloatBytes);
+  return device_->Finish();
+}
+
+void ExecutorInstance::EndReplicas() {
+  if (ReplicaSums* sums = device_->replica_sums(); sums != nullptr) sums->End();
+}
+
 }  // namespace attnd

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/free_ranges.h"
@@ -43,6 +44,12 @@ class ExecutorInstance : public ModuleInstance {
   absl::Status SquaredNorms(absl::Span<double> norms) override;
   absl::StatusOr<StepResult> Step(const StepCall& call) override;
   absl::Status ClearGradients() override;
+  int64_t ReplicaBytes(int replicas) const override;
+  absl::Status PrepareReplicas(int replicas) override;
+  absl::StatusOr<std::string> NewGroup() override;
+  absl::Status SumReplicas(const ReplicaCall& call) override;
+  absl::Status TakeSums() override;
+  void EndReplicas() override;
   int64_t optimizer_step() const override { return optimizer_step_; }
   void SetOptimizerStep(int64_t step) override { optimizer_step_ = step; }
 

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -85,6 +86,19 @@ inline Problem OneSequence(const Problem& problem) {
   one.cu_seqlens_k.clear();
   return one;
 }
+
+// Sums of float32 numbers of the same count on the devices of several processes, beside the
+// numbers. Its calls are ModuleInstance's of the same names.
+class ReplicaSums {
+ public:
+  virtual ~ReplicaSums() = default;
+  virtual int64_t Bytes(int64_t count, int replicas) const = 0;
+  virtual absl::Status Prepare(int64_t count, int replicas) = 0;
+  virtual absl::StatusOr<std::string> NewGroup() = 0;
+  virtual absl::Status Sum(const ReplicaCall& call, const float* numbers, int64_t count) = 0;
+  virtual const float* sums() const = 0;  // of the last Sum; null after End
+  virtual void End() = 0;
+};
 
 class ModuleDevice {
  public:
@@ -164,6 +178,9 @@ class ModuleDevice {
     std::optional<WeightMatrix> matrix;
   };
   virtual void Step(absl::Span<const WeightStep> steps) = 0;
+
+  // ---- Replicas. Null: this device is not connected to others.
+  virtual ReplicaSums* replica_sums() { return nullptr; }
 };
 
 }  // namespace attnd

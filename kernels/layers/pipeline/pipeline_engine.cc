@@ -34,6 +34,10 @@ absl::Status PipelineEngine::Supports(const ModuleGraph& graph) const {
   return first;
 }
 
+int PipelineEngine::ReplicaVersion(const EnginePlan& plan) const {
+  return plan.ranges.empty() ? devices_[plan.device].engine->ReplicaVersion(plan) : 0;
+}
+
 absl::StatusOr<EnginePlan> PipelineEngine::Plan(const ModuleDescription& module,
                                                 const ModuleLimits& limits,
                                                 const MemoryBudget& budget) const {

@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "modules/module_engine.h"
 #include "kernels/layers/pipeline/pipeline_device.h"
+#include "modules/module_engine.h"
 
 namespace attnd {
 
@@ -30,6 +30,7 @@ class PipelineEngine : public ModuleEngine {
   std::string Name() const override { return devices_.front().engine->Name(); }
   // Whether any device does; modules go to those alone.
   absl::Status Supports(const ModuleGraph& graph) const override;
+  int ReplicaVersion(const EnginePlan& plan) const override;
   absl::StatusOr<EnginePlan> Plan(const ModuleDescription& module, const ModuleLimits& limits,
                                   const MemoryBudget& budget) const override;
   absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(

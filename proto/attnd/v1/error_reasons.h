@@ -63,6 +63,7 @@ inline constexpr absl::string_view kStepOutOfOrder = "STEP_OUT_OF_ORDER";
 inline constexpr absl::string_view kGradientIncomplete = "GRADIENT_INCOMPLETE";
 inline constexpr absl::string_view kMicroBatchConflict = "MICRO_BATCH_CONFLICT";
 inline constexpr absl::string_view kMicroBatchEarly = "MICRO_BATCH_EARLY";
+inline constexpr absl::string_view kSumFailed = "SUM_FAILED";
 inline constexpr absl::string_view kStateUnavailable = "STATE_UNAVAILABLE";
 inline constexpr absl::string_view kActivationPressure = "ACTIVATION_PRESSURE";
 }  // namespace reason
@@ -254,6 +255,12 @@ inline constexpr ErrorReason kErrorReasons[] = {
     {"UNAVAILABLE", reason::kMicroBatchEarly,
      "As many micro-batches as may wait for an earlier one wait already.",
      "Send the earlier one, and wait as RetryInfo says (attnd's clients do)."},
+    {"FAILED_PRECONDITION", reason::kSumFailed,
+     "The GPUs of the replicas' daemons could not exchange gradients, or not in time; gradients "
+     "are "
+     "as before.",
+     "Exchange them in a new group, or through the workers (attnd's clients do). `NCCL_DEBUG=WARN` "
+     "in the daemons' environment says more."},
     {"UNAVAILABLE", reason::kActivationPressure,
      "Activations of `limits.kept_rows` rows are kept already.",
      "Send a Backward first, wait as RetryInfo says, or set `makes_room`."},

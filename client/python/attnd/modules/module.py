@@ -1,6 +1,7 @@
 """Module, a stack of layers on a daemon, on NumPy arrays; how it is registered, and the arithmetic of its optimizers."""
 from __future__ import annotations
 
+import base64
 import ctypes
 import math
 import warnings
@@ -17,6 +18,7 @@ from ..client import Client, connect
 from ..errors import AttndError, wrong, wrong_type
 from .layout import Layout, Parameter
 
+_ANSWER_SECONDS = 30.0  # in which the daemon says that an exchange has ended
 KINDS = {"weight": 1, "gradient": 2, "moment1": 3, "moment2": 4, "moment2_max": 5}
 DURABILITIES = {"process": 0, "host": 1, "disk": 2}
 Durability = Literal["process", "host", "disk"]
@@ -356,6 +358,14 @@ class Module:
         is added to them."""
         made, keep = self._sent({"gradient": tensors})
         self._run("attnd_module_put_gradients", made, len(made), timeout=timeout)
+
+    def _sum_gradients_of(self, replica: int, replicas: int, group: bytes, seconds: float) -> bytes:
+        """Replaces the gradients by the sums of `replicas` modules', whose daemons exchange them; each process of them calls
+        this at once, with the group that an empty one gives replica 0."""
+        request = (wire.number(4, replicas) + wire.number(5, replica) + wire.message(6, group)
+                   + wire.number(7, round(seconds * 1000)))
+        call = self._run("attnd_module_sum_gradients", request, len(request), timeout=seconds + _ANSWER_SECONDS)
+        return base64.b64decode(call.result()["group"])
 
     def _sent(self, kinds: Mapping[str, Mapping[str, ArrayLike]]) -> Tuple[Any, List[Array]]:
         """Returns what the library takes, and the arrays that it reads."""

@@ -3,9 +3,10 @@
     attnd.torch.offload(layers, group=dist.group.WORLD, replicas=["gpu1:7070", "gpu2:7070"])
 
 Rank r uses replica r % R. Its daemon adds up the micro-batches of its ranks in their order, as group.GroupModule's does.
-Whoever first looks at gradients, or steps, has the replicas' sums S0, S1, ... exchanged: the first rank of each replica
-fetches them, all of these ranks compute ((S0 + S1) + S2) + ... in float32 through the process group, and put it back. All
-replicas then do the same step, so that they stay equal bit by bit.
+Whoever first looks at gradients, or steps, has the replicas' sums S0, S1, ... replaced by ((S0 + S1) + S2) + ... in float32.
+Daemons with NCCL exchange them, GPU to GPU, when the first rank of each replica says so. Where one has none, or that fails,
+these ranks fetch the sums, add them up through the process group, and put them back. All replicas then do the same step, so
+that they stay equal bit by bit, whichever way it was.
 
 A rank keeps its micro-batches until the step. Where its daemon has lost the module, it puts there the weights and moments
 of another replica, and sends these micro-batches again before the exchange: other ranks of the replica may be waiting for
@@ -13,7 +14,9 @@ this rank's outputs by then, and their micro-batches come between its own.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+import math
+import warnings
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +31,10 @@ __all__ = ["ReplicaModule", "Replicas"]
 
 _RECOVERIES = 8  # of one call; each follows a restart of the daemon
 _BUCKET = 4 << 20  # numbers that are summed at a time, or one parameter
+_EXCHANGE_SECONDS = 60.0  # for which daemons wait for each other, beside the time that the bytes take
+_SLOWEST = 64 << 20  # bytes a second of a link between daemons
+_MOST_FAILURES = 3  # exchanges in turn; the next ones go through the workers
+Answer = TypeVar("Answer")
 
 
 class Replicas(Ranks):
@@ -126,8 +133,9 @@ class ReplicaModule(Module):
                 made = ReplicaModule(client, ranks, wanted, timeout, replay_bytes)
             except AttndError as error:
                 told = f"{type(error).__name__}: {error}"
-        found = ranks.gather((told, *((0, "") if made is None else (made.owner_epoch, made.plan["engine"]))))
-        for rank, (failure, _, engine) in enumerate(found[:ranks.count]):
+        found = ranks.gather((told, *((0, "", 0) if made is None else (made.owner_epoch, made.plan["engine"],
+                                                                       made.plan["nccl_version"]))))
+        for rank, (failure, _, engine, _) in enumerate(found[:ranks.count]):
             if failure:
                 raise FailedPrecondition(f"offload: {ranks.who(rank)}, has failed: {failure}")
             if engine != found[0][2]:
@@ -138,6 +146,8 @@ class ReplicaModule(Module):
             made = ReplicaModule(client, ranks, wanted._replace(owner_epoch=epoch), timeout, replay_bytes)
         made._peers = [wanted._replace(name=f"{name}.{replica}", owner_epoch=one[1])
                        for replica, one in enumerate(found[:ranks.count])]
+        versions = {one[3] for one in found[:ranks.count]}
+        made._is_direct = ranks.count > 1 and versions != {0} and len(versions) == 1
         return made
 
     def __init__(self, client: Client, ranks: Replicas, registration: Registration, timeout: Optional[float],
@@ -153,7 +163,10 @@ class ReplicaModule(Module):
         # ---- The exchange.
         self._current = 0  # the sequence of the replica's first rank, when all met last
         self._is_summed = False
-        self._sums: Dict[str, Array] = {}  # of a first rank, until the step
+        self._sums: Optional[Dict[str, Array]] = {}  # of a first rank, until the step; None: daemons alone have them
+        self._is_direct = False  # daemons exchange them
+        self._group = b""  # of the daemons; of all ranks the same once they have met
+        self._failures = 0  # of exchanges in turn
         self._run("attnd_module_join", ranks.member, ranks.members)
 
     @property
@@ -226,6 +239,8 @@ class ReplicaModule(Module):
     def step_parameters(self, values: Sequence[StepValues], parameters: Sequence[ParameterStep], *,
                         timeout: Optional[float] = None) -> StepResult:
         """A replica that has failed takes the state of one that has stepped."""
+        if self._is_summed:
+            self._meet("the step")  # until now a rank that recovers finds the others' weights and gradients as they were
         self._sum_gradients()
         mean = 1.0 / self._ranks.size
         scaled = [one._replace(multiplier=one.multiplier * mean) for one in parameters]
@@ -278,19 +293,23 @@ class ReplicaModule(Module):
         if self._is_summed:
             return
         mates = slice(self._ranks.replica, None, self._ranks.count)
-        lacks = self._meet("the sum of gradients", self._lacks)
+        told = self._meet("the sum of gradients", lambda: (self._lacks(), self._group))
+        lacks, groups = [one[0] for one in told], {one[1] for one in told[:self._ranks.count]}
+        self._group = groups.pop() if len(groups) == 1 else b""
         for _ in range(_RECOVERIES):
+            if any(lacks):
+                self._group = b""
             while any(lacks):
                 lacks = self._meet("completing", self._complete if any(lacks[mates]) else None)
+            if self._sum_on_daemons():
+                break
             lacks = self._meet("fetching", self._fetch if self._ranks.leads and self._added else None)
             if not any(lacks):
+                self._sum_here()
                 break
         else:
             raise FailedPrecondition(f"replicas: a daemon has lost its state {_RECOVERIES} times in a step: call zero_grad "
                                      "and compute the step again", reason="STATE_LOST", field="replicas")
-        if self._ranks.leads:
-            self._ranks.sum(list(self._sums.values()))
-        self._meet("putting", (lambda: self._recovering(self._put_sums)) if self._ranks.leads else None)
         self._is_summed = True
         self._follow()
 
@@ -335,8 +354,67 @@ class ReplicaModule(Module):
             return True
         return False
 
-    def _put_sums(self) -> None:
-        """Puts the sums in the place of the micro-batches. From here to the step, the first rank is the only one."""
+    def _sum_here(self) -> None:
+        """Adds up what has been fetched."""
+        if self._ranks.leads:
+            self._ranks.sum(list((self._sums or {}).values()))
+        self._meet("putting", (lambda: self._recovering(self._put_sums)) if self._ranks.leads else None)
+
+    def _sum_on_daemons(self) -> bool:
+        """Whether all replicas have the sums. Otherwise all have their own gradients as before, or have lost them."""
+        if not (self._is_direct and self._added):
+            return False
+        leaders, leads = slice(self._ranks.count), self._ranks.leads
+        if not self._group:
+            made = self._meet("a group of daemons", self._new_group if leads else None)[leaders]
+            if any(error for _, error in made):
+                return self._exchange_failed([error for _, error in made])
+            self._group = made[0][0]
+        errors = self._meet("the daemons' exchange", self._exchange if leads else None)[leaders]
+        done = [replica for replica, error in enumerate(errors) if not error]
+        if not done:
+            return self._exchange_failed(errors)
+        if len(done) < self._ranks.count:  # the others get what these have
+            self._group = b""
+            late = leads and self._ranks.replica not in done
+            self._meet("handing over", (lambda: self._recovering(lambda: self._put_sums(done))) if late else None)
+        self._failures = 0
+        return True
+
+    def _new_group(self) -> Tuple[bytes, str]:
+        """Has the daemon take memory for sums. Gives the group, of replica 0, and what went wrong."""
+        try:
+            return self._sum_gradients_of(self._ranks.replica, self._ranks.count, b"", 0.0), ""
+        except AttndError as error:
+            return b"", f"{type(error).__name__}: {error}"
+
+    def _exchange(self) -> str:
+        """Gives what went wrong."""
+        numbers = sum(math.prod(one.shape) for one in self.layout.parameters if one.trained)
+        try:
+            self._sum_gradients_of(self._ranks.replica, self._ranks.count, self._group,
+                                   _EXCHANGE_SECONDS + 4 * numbers / _SLOWEST)
+        except AttndError as error:
+            return f"{type(error).__name__}: {error}"
+        self._sums = None
+        return ""
+
+    def _exchange_failed(self, errors: Sequence[str]) -> bool:
+        """Told to all ranks, each of which comes here."""
+        self._group, self._failures = b"", self._failures + 1
+        self._is_direct = self._failures < _MOST_FAILURES
+        replica, error = next((replica, error) for replica, error in enumerate(errors) if error)
+        if self._ranks.rank == 0:
+            since = "" if self._is_direct else "; from now on they go through the workers"
+            warnings.warn(f"attnd: the daemons of replicas could not exchange gradients{since}: {self._ranks.who(replica)}: "
+                          f"{error}", RuntimeWarning, stacklevel=2)
+        return False
+
+    def _put_sums(self, done: Optional[Sequence[int]] = None) -> None:
+        """Puts the sums in the place of the micro-batches. From here to the step, the first rank is the only one. done: the
+        replicas whose daemons have them, where this rank has not."""
+        if self._sums is None or done is not None:
+            self._sums = self._sums_of_another(range(self._ranks.count) if done is None else done)
         self._discard()
         self._run("attnd_module_join", 0, 1)
         if self._sums:
@@ -381,6 +459,7 @@ class ReplicaModule(Module):
     def _catch_up(self) -> None:
         """Goes on from the state that the daemon has: what another rank has changed it to, or none."""
         ranks = self._ranks
+        self._group = b""
         self._run("attnd_module_join", ranks.member, max(2, ranks.members))  # so that the owner epoch stays
         for is_last in (False, True):
             try:
@@ -404,6 +483,23 @@ class ReplicaModule(Module):
 
     def _state_of_another(self, replicas: Iterable[int]) -> Tuple[Dict[str, Dict[str, Array]], int]:
         optimizer = self.registration.optimizer
+
+        def ask(peer: Module) -> Optional[Tuple[Dict[str, Dict[str, Array]], int]]:
+            if not peer.weights_complete:
+                return None
+            state = peer.get_kinds(["weight", *(optimizer.moments if optimizer else ())], timeout=self._timeout)
+            return state, int(peer.status(timeout=self._timeout)["optimizer_step"])
+        return self._ask_another(replicas, ask, "weights")
+
+    def _sums_of_another(self, replicas: Iterable[int]) -> Dict[str, Array]:
+        def ask(peer: Module) -> Optional[Dict[str, Array]]:
+            if not peer.status(timeout=self._timeout)["micro_batches"]:
+                return None
+            return peer.get_kinds(["gradient"], timeout=self._timeout)["gradient"]
+        return self._ask_another(replicas, ask, "gradients")
+
+    def _ask_another(self, replicas: Iterable[int], ask: Callable[[Module], Optional[Answer]], what: str) -> Answer:
+        """The first answer of these replicas that is one."""
         failures = []
         for replica in replicas:
             if replica == self._ranks.replica:
@@ -411,11 +507,10 @@ class ReplicaModule(Module):
             address = self._ranks.addresses[replica]
             try:
                 with self.client._at(address) as client:
-                    peer = Module(client, self._peers[replica], 0, self._timeout)
-                    if peer.weights_complete:
-                        state = peer.get_kinds(["weight", *(optimizer.moments if optimizer else ())], timeout=self._timeout)
-                        return state, int(peer.status(timeout=self._timeout)["optimizer_step"])
-                failures.append(f"{address} has no weights")
+                    found = ask(Module(client, self._peers[replica], 0, self._timeout))
+                if found is not None:
+                    return found
+                failures.append(f"{address} has no {what}")
             except AttndError as error:
                 failures.append(f"{address}: {error}")
         raise FailedPrecondition(
