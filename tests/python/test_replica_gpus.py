@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from test_groups import check_same  # noqa: E402
 from test_replicas import run_ranks  # noqa: E402
 
+pytestmark = pytest.mark.rare("ranks")
 NCCL = os.path.join(ROOT, "bazel-bin/tests/fakes/libfake_nccl.so")
 OPTIONS = {"PRECISION": "f16", "RANKS": "2"}
 STEPS, GROUPS = 5, 1
