@@ -12,7 +12,7 @@ ATTN_HD void RunChain(const NumbersStep* steps, int count, const NeighboursPlace
                       float (&a)[kNeighbours]) {
 #pragma unroll 1
   for (int n = 0; n < count; ++n) {
-    const NumbersStep step = steps[n];  // read at once
+    const NumbersStep& step = steps[n];
     float x[kNeighbours], other[kNeighbours] = {};
     if (step.other.data != nullptr) LoadNeighbours(step.other, index, p.count, other);
 #pragma unroll

@@ -81,14 +81,13 @@ struct NormDesc {
   int32_t is_centred;
   int32_t round_element;  // of what the weight multiplies; kBiasNone: not rounded
   int32_t is_backward, add;
-  int32_t stores;  // 0: the chain behind is all that reads out
   float epsilon, weight_offset;
   // Chains on the same vectors: one from `in`, whose last step stores x (backward: dy), and one
   // from out on.
   DenseTensor in;
   NormChain before, after;
 };
-inline constexpr int32_t kNormThreads = 128, kNormVectorsOfBlock = kNormThreads / 32;
+inline constexpr int32_t kNormThreads = 256, kNormVectorsOfBlock = kNormThreads / 32;
 
 // sums[n] += Σ in(row, n), and of norms also weight_sums[n] += Σ in(row, n)·normalised(row, n): in
 // blocks of block_rows rows, those in stretches of kSumStretch. A block of threads has 32 columns

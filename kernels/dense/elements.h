@@ -91,9 +91,11 @@ ATTN_HD void StoreFloats(char* at, const float (&v)[kNeighbours]) {
                                                ptx::FloatBits(v[n + 2]), ptx::FloatBits(v[n + 3])));
   }
 }
-// numbers[n] ← number index + n of t, which are whole and aligned.
-ATTN_HD void LoadChunk(const DenseTensor& t, int64_t index, float (&numbers)[kNeighbours]) {
+// numbers[n] ← number index + n of t, for n < count, else 0 or anything.
+ATTN_HD void LoadNeighbours(const DenseTensor& t, int64_t index, int count,
+                            float (&numbers)[kNeighbours]) {
   const char* at = PlaceOf(t, index);
+  if (!IsChunk(at, count)) return LoadNumbers(t, count, Strided{index, 1}, numbers);
   if (t.element == kBiasFloat32) return LoadFloats(at, numbers);
   const uint4 words = ptx::LoadGlobal128(at);
   if (t.element == kBiasFloat16) {
@@ -101,14 +103,6 @@ ATTN_HD void LoadChunk(const DenseTensor& t, int64_t index, float (&numbers)[kNe
   } else {
     Unpack<BFloat16>(words, numbers);
   }
-}
-// numbers[n] ← number index + n of t, for n < count, else 0 or anything.
-ATTN_HD void LoadNeighbours(const DenseTensor& t, int64_t index, int count,
-                            float (&numbers)[kNeighbours]) {
-  if (!IsChunk(PlaceOf(t, index), count)) {
-    return LoadNumbers(t, count, Strided{index, 1}, numbers);
-  }
-  LoadChunk(t, index, numbers);
 }
 ATTN_HD void StoreNumber(void* data, int32_t element, int64_t index, float value) {
   char* at = static_cast<char*>(data) + index * BytesOfElement(element);

@@ -460,7 +460,7 @@ TEST_P(ProductConformance, SumsOfColumnsAreInOrder) {
   }
 }
 
-// Vectors that are kept in registers, longer ones, and those that are no whole 16 bytes.
+// Whole 16 bytes and others, of one step of a warp and of several.
 constexpr int64_t kNormWidths[] = {8, 100, 127, 768, 1024, 1032, 2056, 2051};
 constexpr int64_t kNormVectors = 5;
 

@@ -24,7 +24,6 @@ NormDesc NormDescOf(const NormOperands& norm, int64_t vectors) {
           .round_element = norm.round_before_weight.has_value()
                                ? cuda::BiasCode(*norm.round_before_weight)
                                : static_cast<int32_t>(kBiasNone),
-          .stores = 1,
           .epsilon = norm.epsilon,
           .weight_offset = norm.weight_offset};
 }

@@ -62,11 +62,19 @@ TEST(JoinLinks, GivesAsideWhatTheNextDoesNotRead) {
   EXPECT_EQ(joined->chain.columns, 24);
 }
 
-TEST(JoinLinks, StoresNoNormThatTheChainBehindAloneReads) {
+TEST(JoinLinks, PutsAnUnreadNormWhereTheLastResultGoes) {
   const std::vector<ChainLink> links = {NormLink(1, 2), DropOf(2, 3)};
-  EXPECT_EQ(Joined(links)->norm->stores, 1);
-  EXPECT_EQ(Joined(links, {2})->norm->stores, 0);
-  EXPECT_EQ(Joined({DropOf(1, 2), NormLink(2, 3)}, {3})->norm->stores, 1);  // nothing behind
+  EXPECT_EQ(Joined(links)->norm->out.data, Tensor16(2).data);
+  EXPECT_EQ(Joined(links, {2})->norm->out.data, Tensor16(3).data);
+  // Not where either adds to what is there, nor in another element.
+  NumbersDesc adds = DropOf(2, 3), wide = adds;
+  adds.add = 1;
+  wide.out.element = kBiasFloat32;
+  NormDesc adding = NormLink(1, 2);
+  adding.add = 1;
+  EXPECT_EQ(Joined({NormLink(1, 2), adds}, {2})->norm->out.data, Tensor16(2).data);
+  EXPECT_EQ(Joined({NormLink(1, 2), wide}, {2})->norm->out.data, Tensor16(2).data);
+  EXPECT_EQ(Joined({adding, DropOf(2, 3)}, {2})->norm->out.data, Tensor16(2).data);
 }
 
 TEST(JoinLinks, LeavesApartWhatIsNoChain) {
