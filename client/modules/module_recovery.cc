@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "client/call/poll_hook.h"
 #include "client/channels/error_class.h"
 #include "client/modules/module_errors.h"
 #include "client/modules/module_placement.h"
