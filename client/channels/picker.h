@@ -9,7 +9,7 @@
 // worked off, and others send it calls. With thousands of clients it is always old, so while there
 // are queues a call first asks three addresses at random (ToAsk).
 //
-// Of more than kMaxAddresses it keeps those with the highest hash of address and client (rendezvous
+// It keeps at most kMaxAddresses, those with the highest hash of address and client (rendezvous
 // hashing): each client has its own, and keeps them while others come and go. New ones join or take
 // the place of those that their name has no more, which come last until then. An address's index
 // never changes its name.

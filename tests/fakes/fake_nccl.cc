@@ -3,8 +3,8 @@
 //
 //   rank → hub: its number, then frames {to, bytes} and their bytes → rank `to`: {from, bytes}, ...
 //
-// What a process does wrong is refused: an id that is joined twice by one rank, a call while
-// another is under way, sizes that differ between sender and receiver. FAKE_NCCL_STALL names a
+// It refuses mistakes of a process: an id that is joined twice by one rank, a call while another
+// is under way, sizes that differ between sender and receiver. FAKE_NCCL_STALL names a
 // file: the second operation of the process writes it and never ends, unless the file is there.
 #include <sys/socket.h>
 #include <sys/un.h>

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "kernels/cuda/driver/symbols.h"
 
 namespace attnd {
 namespace {
@@ -19,23 +20,6 @@ absl::Status Unusable(absl::string_view what) {
   return absl::FailedPreconditionError(absl::StrCat(
       what, "; the cuda backend needs an NVIDIA driver of at least ", kMinimumDriverName));
 }
-
-// Looks symbols up in turn and remembers the first that is missing.
-class Symbols {
- public:
-  explicit Symbols(void* library) : library_(library) {}
-
-  template <class Function>
-  void Find(Function& function, const char* name) {
-    function = reinterpret_cast<Function>(dlsym(library_, name));
-    if (function == nullptr && missing_.empty()) missing_ = name;
-  }
-  const std::string& missing() const { return missing_; }
-
- private:
-  void* library_;
-  std::string missing_;
-};
 
 void FindMemoryAndStreams(Symbols& symbols, DriverFunctions& f) {
   symbols.Find(f.memory_get_info, "cuMemGetInfo_v2");

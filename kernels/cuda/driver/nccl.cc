@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "kernels/cuda/driver/symbols.h"
 
 namespace attnd {
 namespace {
@@ -23,26 +24,21 @@ absl::StatusOr<std::unique_ptr<Nccl>> Nccl::Load(const std::string& name) {
     return absl::FailedPreconditionError(absl::StrCat("no NCCL: ", dlerror()));
   }
   auto nccl = std::unique_ptr<Nccl>(new Nccl());
-  std::string missing;
-  auto find = [&](auto& function, const char* symbol) {
-    function =
-        reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, symbol));
-    if (function == nullptr && missing.empty()) missing = symbol;
-  };
+  Symbols symbols(library);
   Functions& f = nccl->functions_;
-  find(f.get_version, "ncclGetVersion");
-  find(f.error_string, "ncclGetErrorString");
-  find(f.unique_id, "ncclGetUniqueId");
-  find(f.init_rank, "ncclCommInitRankConfig");
-  find(f.async_error, "ncclCommGetAsyncError");
-  find(f.abort, "ncclCommAbort");
-  find(f.group_start, "ncclGroupStart");
-  find(f.group_end, "ncclGroupEnd");
-  find(f.send, "ncclSend");
-  find(f.receive, "ncclRecv");
-  find(f.all_gather, "ncclAllGather");
-  if (!missing.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat(name, " lacks ", missing));
+  symbols.Find(f.get_version, "ncclGetVersion");
+  symbols.Find(f.error_string, "ncclGetErrorString");
+  symbols.Find(f.unique_id, "ncclGetUniqueId");
+  symbols.Find(f.init_rank, "ncclCommInitRankConfig");
+  symbols.Find(f.async_error, "ncclCommGetAsyncError");
+  symbols.Find(f.abort, "ncclCommAbort");
+  symbols.Find(f.group_start, "ncclGroupStart");
+  symbols.Find(f.group_end, "ncclGroupEnd");
+  symbols.Find(f.send, "ncclSend");
+  symbols.Find(f.receive, "ncclRecv");
+  symbols.Find(f.all_gather, "ncclAllGather");
+  if (!symbols.missing().empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(name, " lacks ", symbols.missing()));
   }
   RETURN_IF_ERROR(nccl->Check(f.get_version(&nccl->version_), "ncclGetVersion"));
   if (nccl->version_ >= kMinimumNcclVersion) return nccl;

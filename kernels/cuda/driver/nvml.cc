@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/cuda/driver/symbols.h"
 
 namespace attnd {
 namespace {
@@ -29,42 +30,37 @@ absl::StatusOr<std::unique_ptr<Nvml>> Nvml::Load(const std::string& name) {
     return absl::FailedPreconditionError(absl::StrCat("no NVML: ", dlerror()));
   }
   auto nvml = std::unique_ptr<Nvml>(new Nvml());
-  std::string missing;
-  auto find = [&](auto& function, const char* symbol) {
-    function =
-        reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, symbol));
-    if (function == nullptr && missing.empty()) missing = symbol;
-  };
+  Symbols symbols(library);
   // The function has the same form in each.
-  auto find_newest = [&](auto& function, std::initializer_list<const char*> symbols) {
-    for (const char* symbol : symbols) {
-      if (dlsym(library, symbol) != nullptr) return find(function, symbol);
+  auto find_newest = [&](auto& function, std::initializer_list<const char*> names) {
+    for (const char* symbol : names) {
+      if (symbols.Has(symbol)) return symbols.Find(function, symbol);
     }
-    find(function, *symbols.begin());
+    symbols.Find(function, *names.begin());
   };
   Functions& f = nvml->functions_;
-  find(f.init, "nvmlInit_v2");
-  find(f.shutdown, "nvmlShutdown");
-  find(f.error_string, "nvmlErrorString");
-  find(f.driver_version, "nvmlSystemGetDriverVersion");
-  find(f.device_by_pci_bus_id, "nvmlDeviceGetHandleByPciBusId_v2");
-  find(f.device_count, "nvmlDeviceGetCount_v2");
-  find(f.device_by_index, "nvmlDeviceGetHandleByIndex_v2");
-  find(f.device_by_uuid, "nvmlDeviceGetHandleByUUID");
-  find(f.device_name, "nvmlDeviceGetName");
-  find(f.device_uuid, "nvmlDeviceGetUUID");
-  find(f.temperature, "nvmlDeviceGetTemperature");
-  find(f.power_usage, "nvmlDeviceGetPowerUsage");
-  find(f.total_ecc_errors, "nvmlDeviceGetTotalEccErrors");
-  find(f.utilisation, "nvmlDeviceGetUtilizationRates");
+  symbols.Find(f.init, "nvmlInit_v2");
+  symbols.Find(f.shutdown, "nvmlShutdown");
+  symbols.Find(f.error_string, "nvmlErrorString");
+  symbols.Find(f.driver_version, "nvmlSystemGetDriverVersion");
+  symbols.Find(f.device_by_pci_bus_id, "nvmlDeviceGetHandleByPciBusId_v2");
+  symbols.Find(f.device_count, "nvmlDeviceGetCount_v2");
+  symbols.Find(f.device_by_index, "nvmlDeviceGetHandleByIndex_v2");
+  symbols.Find(f.device_by_uuid, "nvmlDeviceGetHandleByUUID");
+  symbols.Find(f.device_name, "nvmlDeviceGetName");
+  symbols.Find(f.device_uuid, "nvmlDeviceGetUUID");
+  symbols.Find(f.temperature, "nvmlDeviceGetTemperature");
+  symbols.Find(f.power_usage, "nvmlDeviceGetPowerUsage");
+  symbols.Find(f.total_ecc_errors, "nvmlDeviceGetTotalEccErrors");
+  symbols.Find(f.utilisation, "nvmlDeviceGetUtilizationRates");
   find_newest(f.compute_processes, {"nvmlDeviceGetComputeRunningProcesses_v3",
                                     "nvmlDeviceGetComputeRunningProcesses_v2"});
-  find(f.event_set_create, "nvmlEventSetCreate");
-  find(f.event_set_free, "nvmlEventSetFree");
-  find(f.register_events, "nvmlDeviceRegisterEvents");
-  find(f.event_set_wait, "nvmlEventSetWait_v2");
-  if (!missing.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat(name, " lacks ", missing));
+  symbols.Find(f.event_set_create, "nvmlEventSetCreate");
+  symbols.Find(f.event_set_free, "nvmlEventSetFree");
+  symbols.Find(f.register_events, "nvmlDeviceRegisterEvents");
+  symbols.Find(f.event_set_wait, "nvmlEventSetWait_v2");
+  if (!symbols.missing().empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(name, " lacks ", symbols.missing()));
   }
   RETURN_IF_ERROR(nvml->Check(f.init(), "nvmlInit"));
   nvml->initialised_ = true;
