@@ -229,24 +229,24 @@ void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
                   .reason = "captured attention maps"});
 }
 
-// Adds the kernels of modules besides attention, the same code for every architecture.
-void AddDense(std::vector<KernelRow>& rows) {
-  for (KernelKind kind :
-       {KernelKind::kDenseNumbers, KernelKind::kDenseChain, KernelKind::kDenseNorm,
-        KernelKind::kDenseColumnSums, KernelKind::kDenseRotary, KernelKind::kDenseSquares,
-        KernelKind::kDenseStep, KernelKind::kDenseProduct}) {
-    const bool is_product = kind == KernelKind::kDenseProduct;
-    const bool is_norm = kind == KernelKind::kDenseNorm;
-    const bool is_sums = kind == KernelKind::kDenseColumnSums;
-    // Blocks that wait for memory together; on sm_70 some of what norms compute with spills.
-    const int blocks = is_product ? 2 : is_norm ? 4 : is_sums ? 3 : 1;
+// Adds the kernels of modules besides attention, the same code for every architecture. Blocks that
+// wait for memory together: Volta needs fewer. Norms spill, most of it where they read tensors of
+// any elements and of any alignment.
+void AddDense(int number_blocks, std::vector<KernelRow>& rows) {
+  const auto add = [&rows](KernelKind kind, int blocks, int spill_bytes = 0) {
     rows.push_back({.kind = kind,
                     .tile = {0, 0, 0, blocks},
                     .reason = "layers of modules",
-                    .spill_bytes = is_product ? 16
-                                   : is_norm  ? 32
-                                              : 0});
-  }
+                    .spill_bytes = spill_bytes});
+  };
+  add(KernelKind::kDenseNumbers, number_blocks);
+  add(KernelKind::kDenseChain, number_blocks);
+  add(KernelKind::kDenseNorm, 4, 640);
+  add(KernelKind::kDenseColumnSums, 3);
+  add(KernelKind::kDenseRotary, 1);
+  add(KernelKind::kDenseSquares, 1);
+  add(KernelKind::kDenseStep, 1);
+  add(KernelKind::kDenseProduct, 2, 16);
 }
 
 // In float32 the state for the rare second run spills, and is loaded once a step at most; on sm_80
@@ -336,7 +336,7 @@ std::vector<KernelRow> Sm70Rows() {
   rows.push_back({.kind = KernelKind::kKeepRows,
                   .tile = {64, 0, 0, 1},
                   .reason = "after a forward in bfloat16 whose tensors stay for backward"});
-  AddDense(rows);
+  AddDense(3, rows);
   AddProducts(ElementType::kFloat16, false, rows);
   for (KernelRow& row : rows) row.architecture = Architecture::kSm70;
   return rows;
@@ -416,7 +416,7 @@ std::vector<KernelRow> Sm80Rows() {
   // Wider heads' rows of float32 and their sums fit neither registers nor shared memory.
   for (int head_dim : {64, 128}) AddSm80(ElementType::kFloat32, head_dim, rows);
   AddSmall(ElementType::kFloat32, rows);
-  AddDense(rows);
+  AddDense(5, rows);
   for (ElementType element :
        {ElementType::kFloat16, ElementType::kBFloat16, ElementType::kFloat32}) {
     for (bool small : {false, true}) AddProducts(element, small, rows);

@@ -16,7 +16,7 @@ ATTN_HD float CurvePolynomial(float x, const float (&highest_first)[kCount]) {
   return p;
 }
 
-ATTN_HD float Sigmoid(float x) { return ptx::Divide(1, ptx::Add(1, CurveExponential(-x))); }
+ATTN_HD float Sigmoid(float x) { return ptx::Reciprocal(ptx::Add(1, CurveExponential(-x))); }
 
 // Near 0 the result is x + x³·P(x²), elsewhere it comes from the exponential.
 ATTN_HD float CurveTanh(float x) {
@@ -28,7 +28,7 @@ ATTN_HD float CurveTanh(float x) {
   }
   if (x != x) return x;
   const float power = CurveExponential(2 * size);
-  const float far = ptx::Subtract(1, ptx::Divide(2, ptx::Add(power, 1)));
+  const float far = ptx::Subtract(1, 2 * ptx::Reciprocal(ptx::Add(power, 1)));
   return x < 0 ? -far : far;
 }
 
@@ -42,7 +42,7 @@ ATTN_HD NormalAt NormalOf(float x) {
                          -0x1.320d6ap-2f, 0x1.1ea1e8p-2f, 0x1.03faf6p-3f,  0x1.b95dd4p-3f,
                          0x1.cc8de6p-3f,  0x1.ce4164p-3f};
   const float z = ptx::Multiply(ptx::Absolute(x), 0x1.6a09e6p-1f);
-  const float t = ptx::Divide(1, ptx::Fma(z, 0.4f, 1));
+  const float t = ptx::Reciprocal(ptx::Fma(z, 0.4f, 1));
   const float power = CurveExponential(ptx::Multiply(-0.5f, ptx::Multiply(x, x)));
   const float tail = ptx::Multiply(0.5f * power, ptx::Multiply(t, CurvePolynomial(t, terms)));
   return {x < 0 ? tail : ptx::Subtract(1, tail), ptx::Multiply(power, 0x1.988454p-2f)};

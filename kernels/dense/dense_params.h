@@ -38,12 +38,26 @@ struct NumbersDesc {
   int64_t a_stride, out_stride;  // numbers from row to row; b's is a's
   int64_t rows, columns;         // together below 2^31 numbers
   NumbersRule rule;
-  int32_t add;  // the result is rounded, added to out, rounded again
+  int32_t add;     // the result is rounded, added to out, rounded again
+  int32_t passes;  // NumbersPasses
+  // The element of all tensors where it has 16 bits and all groups of neighbours are whole and
+  // aligned, else kBiasNone.
+  int32_t whole;
 };
-// A thread has one group of neighbours of a row; rows begin new groups.
+// A thread has `passes` groups of neighbours of a row; rows begin new groups.
 inline constexpr int32_t kNumbersThreads = 256, kNumbersOfGroup = 8;
 constexpr int64_t NumbersGroupsOfRow(int64_t columns) {
   return (columns + kNumbersOfGroup - 1) / kNumbersOfGroup;
+}
+// Several where there are enough for all multiprocessors: a thread reads its descriptor once.
+constexpr int32_t NumbersPasses(int64_t rows, int64_t columns) {
+  constexpr int64_t kManyBlocks = 4096;
+  const int64_t blocks = rows * NumbersGroupsOfRow(columns) / kNumbersThreads;
+  return blocks >= kManyBlocks ? 4 : 1;
+}
+constexpr int64_t NumbersBlocks(int64_t rows, int64_t columns) {
+  const int64_t of_block = int64_t{kNumbersThreads} * NumbersPasses(rows, columns);
+  return (rows * NumbersGroupsOfRow(columns) + of_block - 1) / of_block;
 }
 
 // A chain of such functions on tensors of one shape, end to end, without strides: a step's result
@@ -60,8 +74,8 @@ inline constexpr int32_t kMostNumbersSteps = 8;
 struct ChainDesc {
   DenseTensor in;
   const NumbersStep* steps;
-  int32_t count;
-  int64_t rows, columns;  // together below 2^31 numbers
+  int32_t count, passes, whole;  // as NumbersDesc's, of the steps too
+  int64_t rows, columns;         // together below 2^31 numbers
 };
 
 struct DenseStatistics {  // NormStatistics
@@ -86,6 +100,7 @@ struct NormDesc {
   // from out on.
   DenseTensor in;
   NormChain before, after;
+  int32_t whole;  // as NumbersDesc's, of chains too, where weight and bias are float32
 };
 inline constexpr int32_t kNormThreads = 256, kNormVectorsOfBlock = kNormThreads / 32;
 

@@ -134,13 +134,76 @@ ATTN_HD float RoundTo(int32_t element, float value) {
   return FloatOfHalf(element, HalfOfFloat(element, value) & 0xffffu);
 }
 
-// value is rounded first, then, when it is stored, the sum.
-ATTN_HD float Added(int32_t element, float there, float value) {
-  return ptx::Add(there, RoundTo(element, value));
+// How a kernel reads and writes groups of neighbours: of any tensors, or fast.
+struct AnyNeighbours {
+  static constexpr bool kAreWhole = false;
+  struct Raw {};
+  // Fetch has the memory begin to send what Load gives: number index + n of t, for n < count.
+  ATTN_HD static void Fetch(const DenseTensor&, int64_t, Raw&) {}
+  ATTN_HD static void Load(const Raw&, const DenseTensor& t, int64_t index, int count,
+                           float (&numbers)[kNeighbours]) {
+    LoadNeighbours(t, index, count, numbers);
+  }
+  ATTN_HD static void FloatsOf(const DenseTensor& t, int64_t index, int count,
+                               float (&numbers)[kNeighbours]) {
+    LoadNeighbours(t, index, count, numbers);
+  }
+  ATTN_HD static void Round(int32_t element, float (&numbers)[kNeighbours]) {
+#pragma unroll
+    for (int n = 0; n < kNeighbours; ++n) numbers[n] = RoundTo(element, numbers[n]);
+  }
+  ATTN_HD static void Store(const DenseTensor& t, int64_t index, int count,
+                            const float (&numbers)[kNeighbours]) {
+    StoreNeighbours(t, index, count, numbers);
+  }
+};
+// All tensors have this 16-bit element and, of a norm, its weights float32, and all groups are
+// whole and aligned. A group waits in registers as it lies in memory.
+template <class Element>
+struct WholeNeighbours {
+  static constexpr bool kAreWhole = true;
+  using Raw = uint4;
+  ATTN_HD static void Fetch(const DenseTensor& t, int64_t index, Raw& raw) {
+    raw = ptx::LoadGlobal128(static_cast<const char*>(t.data) + index * Element::kBytes);
+  }
+  ATTN_HD static void Load(const Raw& raw, const DenseTensor&, int64_t, int,
+                           float (&numbers)[kNeighbours]) {
+    Unpack<Element>(raw, numbers);
+  }
+  ATTN_HD static void FloatsOf(const DenseTensor& t, int64_t index, int,
+                               float (&numbers)[kNeighbours]) {
+    LoadFloats(static_cast<const char*>(t.data) + index * 4, numbers);
+  }
+  ATTN_HD static void Round(int32_t element, float (&numbers)[kNeighbours]) {
+    if (element != kBiasNone) Unpack<Element>(Packed<Element>(numbers), numbers);
+  }
+  ATTN_HD static void Store(const DenseTensor& t, int64_t index, int,
+                            const float (&numbers)[kNeighbours]) {
+    ptx::StoreGlobal128(static_cast<char*>(t.data) + index * Element::kBytes,
+                        Packed<Element>(numbers));
+  }
+};
+// Calls body(how), where `whole` is the element of all tensors, or kBiasNone: any.
+template <class Body>
+ATTN_HD void WithNeighbours(int32_t whole, const Body& body) {
+  if (whole == kBiasFloat16) return body(WholeNeighbours<Float16>());
+  if (whole == kBiasBFloat16) return body(WholeNeighbours<BFloat16>());
+  body(AnyNeighbours());
 }
-// out ← value, or out ← out + value.
+// numbers are rounded first, then, when they are stored, the sums.
+template <class How>
+ATTN_HD void AddNeighbours(const typename How::Raw& there, const DenseTensor& t, int64_t index,
+                           int count, float (&numbers)[kNeighbours]) {
+  float old[kNeighbours];
+  How::Load(there, t, index, count, old);
+  How::Round(t.element, numbers);
+#pragma unroll
+  for (int n = 0; n < kNeighbours; ++n) numbers[n] = ptx::Add(old[n], numbers[n]);
+}
+
+// out ← value, or out ← out + value: value is rounded first, then, when it is stored, the sum.
 ATTN_HD void StoreOrAdd(void* data, int32_t element, int64_t index, float value, bool add) {
-  if (add) value = Added(element, LoadNumber(data, element, index), value);
+  if (add) value = ptx::Add(LoadNumber(data, element, index), RoundTo(element, value));
   StoreNumber(data, element, index, value);
 }
 

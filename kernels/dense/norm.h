@@ -26,64 +26,91 @@ struct NormKernel {
     const NormDesc& d = *static_cast<const NormDesc*>(params.dense);
     const int64_t vector = int64_t{at.block} * kNormVectorsOfBlock + (at.thread >> 5);
     if (vector >= d.vectors) return;
-    const Vector v = {d, vector * d.count, static_cast<uint32_t>(vector), at.thread & 31};
-    // One place for both chains: two would be twice the code, and its registers.
+    WithNeighbours(d.whole, [&](auto how) {
+      const Columns<decltype(how)> columns(d, vector, at.thread & 31);
+      // One place for both chains: two would be twice the code, and its registers.
 #pragma unroll 1
-    for (int side = 0; side < 2; ++side) {
-      if (side == 1) Normalise(v, vector);
-      RunChain(v, side == 0 ? d.in : d.out, side == 0 ? d.before : d.after);
-    }
+      for (int side = 0; side < 2; ++side) {
+        if (side == 1) Normalise(d, vector, columns);
+        columns.RunChain(side == 0 ? d.in : d.out, side == 0 ? d.before : d.after);
+      }
+    });
   }
 
  private:
   static constexpr int kStep = 32 * kNeighbours;
   using Numbers = float[kNeighbours];
 
-  // A lane's columns are those from kNeighbours * lane on, in steps of kStep.
-  struct Vector {
-    const NormDesc& desc;
-    int64_t begin;
-    uint32_t row;
-    int lane;
+  // A lane's columns of a vector are those from kNeighbours * lane on, in steps of kStep.
+  template <class How>
+  class Columns {
+   public:
+    ATTN_HD Columns(const NormDesc& d, int64_t vector, int lane)
+        : count_(d.count),
+          first_(lane * kNeighbours),
+          begin_(vector * count_),
+          row_(static_cast<uint32_t>(vector)) {}
+    ATTN_HD bool IsFirst() const { return first_ == 0; }
+    // Calls body(column, left) for each group of neighbours in order.
     template <class Body>
-    ATTN_HD void ForColumns(const Body& body) const {
+    ATTN_HD void ForEach(const Body& body) const {
 #pragma unroll 1
-      for (int c = lane * kNeighbours; c < desc.count; c += kStep) body(c, desc.count - c);
-    }
-    ATTN_HD void Load(const DenseTensor& t, int column, Numbers& numbers) const {
-      LoadNeighbours(t, begin + column, desc.count - column, numbers);
-    }
-    ATTN_HD void LoadFactors(int column, Numbers& factors) const {
-      if (desc.weight.data != nullptr) {
-        LoadNeighbours(desc.weight, column, desc.count - column, factors);
+      for (int column = first_; column < count_; column += kStep) {
+        body(column, How::kAreWhole ? kNeighbours : count_ - column);
       }
+    }
+    ATTN_HD void Load(const DenseTensor& t, int column, int left, Numbers& numbers) const {
+      typename How::Raw raw;
+      How::Fetch(t, begin_ + column, raw);
+      How::Load(raw, t, begin_ + column, left, numbers);
+    }
+    ATTN_HD void Store(const DenseTensor& t, int column, int left, const Numbers& numbers) const {
+      How::Store(t, begin_ + column, left, numbers);
+    }
+    // numbers ← t + numbers, each as if it had been stored.
+    ATTN_HD void Add(const DenseTensor& t, int column, int left, Numbers& numbers) const {
+      typename How::Raw there;
+      How::Fetch(t, begin_ + column, there);
+      AddNeighbours<How>(there, t, begin_ + column, left, numbers);
+    }
+    ATTN_HD void RunChain(const DenseTensor from, const NormChain chain) const {
+      if (chain.count == 0) return;
+      ForEach([&](int column, int left) {
+        const NeighboursPlace place = {row_, static_cast<uint32_t>(column),
+                                       left < kNeighbours ? left : kNeighbours};
+        Numbers numbers;
+        Load(from, column, left, numbers);
+        attnd::RunChain<How>(chain.steps, chain.count, place, begin_ + column, numbers);
+      });
+    }
+    ATTN_HD static void Factors(const DenseTensor& weight, float offset, int column, int left,
+                                Numbers& factors) {
+      if (weight.data != nullptr) How::FloatsOf(weight, column, left, factors);
 #pragma unroll
       for (int n = 0; n < kNeighbours; ++n) {
-        factors[n] = desc.weight.data == nullptr ? 1 : ptx::Add(factors[n], desc.weight_offset);
+        factors[n] = weight.data == nullptr ? 1 : ptx::Add(factors[n], offset);
       }
     }
+    ATTN_HD static void Biases(const DenseTensor& bias, int column, int left, Numbers& biases) {
+      How::FloatsOf(bias, column, left, biases);
+    }
+    ATTN_HD static void Round(int32_t element, Numbers& numbers) { How::Round(element, numbers); }
+
+   private:
+    const int count_, first_;
+    const int64_t begin_;
+    const uint32_t row_;
   };
 
-  ATTN_HD static void RunChain(const Vector& v, const DenseTensor& from, const NormChain& chain) {
-    if (chain.count == 0) return;
-    v.ForColumns([&](int column, int left) {
-      Numbers numbers;
-      v.Load(from, column, numbers);
-      const NeighboursPlace place = {v.row, static_cast<uint32_t>(column),
-                                     left < kNeighbours ? left : kNeighbours};
-      attnd::RunChain(chain.steps, chain.count, place, v.begin + column, numbers);
-    });
-  }
-
-  ATTN_HD static void Normalise(const Vector& v, int64_t vector) {
-    const NormDesc& d = v.desc;
-    const DenseStatistics s = Statistics(v);
-    if (d.is_backward == 0) return Forward(v, s);
-    if (v.lane == 0) {
+  template <class Columns>
+  ATTN_HD static void Normalise(const NormDesc& d, int64_t vector, const Columns& columns) {
+    const DenseStatistics s = Statistics(d, columns);
+    if (d.is_backward == 0) return Forward(d, columns, s);
+    if (columns.IsFirst()) {
       ptx::StoreGlobalFloat(&d.statistics[vector].mean, s.mean);
       ptx::StoreGlobalFloat(&d.statistics[vector].rstd, s.rstd);
     }
-    Backward(v, s);
+    Backward(d, columns, s);
   }
 
   ATTN_HD static float OverLanes(float sum) {
@@ -91,14 +118,19 @@ struct NormKernel {
     return sum;
   }
 
-  ATTN_HD static DenseStatistics Statistics(const Vector& v) {
-    const auto count = static_cast<float>(v.desc.count);
+  // Fields of the descriptor are read before the loops: the compiler would read them anew behind
+  // every access to memory.
+  template <class Columns>
+  ATTN_HD static DenseStatistics Statistics(const NormDesc& d, const Columns& columns) {
+    const DenseTensor of_x = d.x;
+    const auto count = static_cast<float>(d.count);
+    const float epsilon = d.epsilon;
     float mean = 0;
-    if (v.desc.is_centred != 0) {
+    if (d.is_centred != 0) {
       float sum = 0;
-      v.ForColumns([&](int column, int left) {
+      columns.ForEach([&](int column, int left) {
         Numbers x;
-        v.Load(v.desc.x, column, x);
+        columns.Load(of_x, column, left, x);
 #pragma unroll
         for (int n = 0; n < kNeighbours; ++n) {
           if (n < left) sum = ptx::Add(sum, x[n]);
@@ -107,9 +139,9 @@ struct NormKernel {
       mean = ptx::Divide(OverLanes(sum), count);
     }
     float squares = 0;
-    v.ForColumns([&](int column, int left) {
+    columns.ForEach([&](int column, int left) {
       Numbers x;
-      v.Load(v.desc.x, column, x);
+      columns.Load(of_x, column, left, x);
 #pragma unroll
       for (int n = 0; n < kNeighbours; ++n) {
         const float away = ptx::Subtract(x[n], mean);
@@ -117,37 +149,47 @@ struct NormKernel {
       }
     });
     const float variance = ptx::Divide(OverLanes(squares), count);
-    return {mean, ptx::Divide(1, ptx::SquareRoot(ptx::Add(variance, v.desc.epsilon)))};
+    return {mean, ptx::Divide(1, ptx::SquareRoot(ptx::Add(variance, epsilon)))};
   }
 
-  ATTN_HD static void Forward(const Vector& v, const DenseStatistics& s) {
-    const NormDesc& d = v.desc;
-    v.ForColumns([&](int column, int left) {
+  template <class Columns>
+  ATTN_HD static void Forward(const NormDesc& d, const Columns& columns, const DenseStatistics& s) {
+    const DenseTensor of_x = d.x, weight = d.weight, bias = d.bias, out = d.out;
+    const float offset = d.weight_offset;
+    const int32_t round_element = d.round_element;
+    columns.ForEach([&](int column, int left) {
       Numbers y, factors, biases = {};
-      v.Load(d.x, column, y);
-      v.LoadFactors(column, factors);
-      if (d.bias.data != nullptr) LoadNeighbours(d.bias, column, left, biases);
+      columns.Load(of_x, column, left, y);
+      Columns::Factors(weight, offset, column, left, factors);
+      if (bias.data != nullptr) Columns::Biases(bias, column, left, biases);
+#pragma unroll
+      for (int n = 0; n < kNeighbours; ++n) y[n] = Normalised(s, y[n]);
+      Columns::Round(round_element, y);
 #pragma unroll
       for (int n = 0; n < kNeighbours; ++n) {
-        y[n] = RoundTo(d.round_element, Normalised(s, y[n]));
-        if (d.bias.data != nullptr) {
+        if (bias.data != nullptr) {
           y[n] = ptx::Fma(y[n], factors[n], biases[n]);
-        } else if (d.weight.data != nullptr) {
+        } else if (weight.data != nullptr) {
           y[n] = ptx::Multiply(y[n], factors[n]);
         }
       }
-      StoreNeighbours(d.out, v.begin + column, left, y);
+      columns.Store(out, column, left, y);
     });
   }
 
-  ATTN_HD static void Backward(const Vector& v, const DenseStatistics& s) {
-    const NormDesc& d = v.desc;
+  template <class Columns>
+  ATTN_HD static void Backward(const NormDesc& d, const Columns& columns,
+                               const DenseStatistics& s) {
+    const DenseTensor of_x = d.x, of_dy = d.dy, weight = d.weight, out = d.out;
+    const float offset = d.weight_offset;
+    const auto count = static_cast<float>(d.count);
+    const bool adds = d.add != 0, is_centred = d.is_centred != 0;
     float sum = 0, along = 0;
-    v.ForColumns([&](int column, int left) {
+    columns.ForEach([&](int column, int left) {
       Numbers x, dy, factors;
-      v.Load(d.x, column, x);
-      v.Load(d.dy, column, dy);
-      v.LoadFactors(column, factors);
+      columns.Load(of_x, column, left, x);
+      columns.Load(of_dy, column, left, dy);
+      Columns::Factors(weight, offset, column, left, factors);
 #pragma unroll
       for (int n = 0; n < kNeighbours; ++n) {
         if (n >= left) break;
@@ -156,23 +198,21 @@ struct NormKernel {
         along = ptx::Fma(dn, Normalised(s, x[n]), along);
       }
     });
-    const auto count = static_cast<float>(d.count);
-    const float of_mean = d.is_centred != 0 ? ptx::Divide(OverLanes(sum), count) : 0;
+    const float of_mean = is_centred ? ptx::Divide(OverLanes(sum), count) : 0;
     const float of_along = ptx::Divide(OverLanes(along), count);
-    v.ForColumns([&](int column, int left) {
-      Numbers x, dy, factors, there = {};
-      v.Load(d.x, column, x);
-      v.Load(d.dy, column, dy);
-      v.LoadFactors(column, factors);
-      if (d.add != 0) v.Load(d.out, column, there);
+    columns.ForEach([&](int column, int left) {
+      Numbers x, dy, factors;
+      columns.Load(of_x, column, left, x);
+      columns.Load(of_dy, column, left, dy);
+      Columns::Factors(weight, offset, column, left, factors);
 #pragma unroll
       for (int n = 0; n < kNeighbours; ++n) {
         const float dn = ptx::Multiply(dy[n], factors[n]);
         const float less = ptx::Fma(-Normalised(s, x[n]), of_along, ptx::Subtract(dn, of_mean));
-        const float dx = ptx::Multiply(less, s.rstd);
-        x[n] = d.add != 0 ? Added(d.out.element, there[n], dx) : dx;
+        x[n] = ptx::Multiply(less, s.rstd);
       }
-      StoreNeighbours(d.out, v.begin + column, left, x);
+      if (adds) columns.Add(out, column, left, x);
+      columns.Store(out, column, left, x);
     });
   }
 };

@@ -16,17 +16,24 @@ struct NeighboursPlace {
   ATTN_HD int64_t At(int64_t stride) const { return row * stride + column; }
 };
 
-// The thread's, of rows of eight neighbours each; false: it has none.
-ATTN_HD bool FindNeighbours(int64_t rows, int64_t columns, ThreadIndex at, NeighboursPlace& p) {
+// Calls body(place) for each group of neighbours that is the thread's: one of each of `passes` runs
+// of kNumbersThreads groups, which are the block's.
+template <class Body>
+ATTN_HD void ForNeighbours(int64_t rows, int64_t columns, int passes, ThreadIndex at,
+                           const Body& body) {
   static_assert(kNumbersOfGroup == kNeighbours);
   const auto of_row = static_cast<uint32_t>(NumbersGroupsOfRow(columns));
-  const uint32_t group = static_cast<uint32_t>(at.block) * kNumbersThreads + at.thread;
-  p.row = rows == 1 ? 0 : group / of_row;
-  if (p.row >= rows || (rows == 1 && group >= of_row)) return false;
-  p.column = (group - p.row * of_row) * kNumbersOfGroup;
-  const int64_t left = columns - p.column;
-  p.count = left < kNumbersOfGroup ? static_cast<int>(left) : kNumbersOfGroup;
-  return true;
+  uint32_t group = static_cast<uint32_t>(at.block) * kNumbersThreads * passes + at.thread;
+#pragma unroll 1
+  for (int pass = 0; pass < passes; ++pass, group += kNumbersThreads) {
+    NeighboursPlace p;
+    p.row = rows == 1 ? 0 : group / of_row;
+    if (p.row >= rows || (rows == 1 && group >= of_row)) return;
+    p.column = (group - p.row * of_row) * kNumbersOfGroup;
+    const int64_t left = columns - p.column;
+    p.count = left < kNumbersOfGroup ? static_cast<int>(left) : kNumbersOfGroup;
+    body(p);
+  }
 }
 
 // Applies a rule to numbers; one definition for all kernels that have rules.
@@ -87,29 +94,37 @@ struct NumbersKernel {
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
     const NumbersDesc d = *static_cast<const NumbersDesc*>(params.dense);  // read at once
-    NeighboursPlace p;
-    if (!FindNeighbours(d.rows, d.columns, at, p)) return;
-    Do(d, p);
+    const bool is_copy =
+        d.rule.op == kNumbersCopy && d.add == 0 && d.a.element == d.out.element;
+    WithNeighbours(d.whole, [&](auto how) {
+      ForNeighbours(d.rows, d.columns, d.passes, at, [&](const Place& p) {
+        if (is_copy) {
+          CopyBits(d, p);
+        } else {
+          Do<decltype(how)>(d, p);
+        }
+      });
+    });
   }
 
  private:
   using Place = NeighboursPlace;
   using Numbers = float[kNeighbours];
 
+  template <class How>
   ATTN_HD static void Do(const NumbersDesc& d, const Place& p) {
-    if (d.rule.op == kNumbersCopy && d.add == 0 && d.a.element == d.out.element) {
-      return CopyBits(d, p);
-    }
-    Numbers a = {}, b = {}, there = {};
-    if (d.rule.op != kNumbersZero) LoadNeighbours(d.a, p.At(d.a_stride), p.count, a);
-    if (d.b.data != nullptr) LoadNeighbours(d.b, p.At(d.a_stride), p.count, b);
-    if (d.add != 0) LoadNeighbours(d.out, p.At(d.out_stride), p.count, there);
+    const int64_t index = p.At(d.a_stride), out_index = p.At(d.out_stride);
+    const bool has_a = d.rule.op != kNumbersZero, has_b = d.b.data != nullptr;
+    typename How::Raw of_a = {}, of_b = {}, there = {};
+    if (has_a) How::Fetch(d.a, index, of_a);
+    if (has_b) How::Fetch(d.b, index, of_b);
+    if (d.add != 0) How::Fetch(d.out, out_index, there);
+    Numbers a = {}, b = {};
+    if (has_a) How::Load(of_a, d.a, index, p.count, a);
+    if (has_b) How::Load(of_b, d.b, index, p.count, b);
     NumbersFunction::Apply(d.rule, p, a, b);
-    if (d.add != 0) {
-#pragma unroll
-      for (int n = 0; n < kNeighbours; ++n) a[n] = Added(d.out.element, there[n], a[n]);
-    }
-    StoreNeighbours(d.out, p.At(d.out_stride), p.count, a);
+    if (d.add != 0) AddNeighbours<How>(there, d.out, out_index, p.count, a);
+    How::Store(d.out, out_index, p.count, a);
   }
   // Copies as numbers, which carry the bits.
   ATTN_HD static void CopyBits(const NumbersDesc& d, const Place& p) {

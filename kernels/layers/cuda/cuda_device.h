@@ -84,7 +84,8 @@ class CudaDevice final : public ModuleDevice {
   absl::Status RunAttention(const Call& call, const cuda::DevicePart& arena);
   absl::Status QueueAttention(cuda::InPlaceCall& call, const std::stop_token& stop);
   void AddNumbers(NumbersDesc desc);
-  void AddNorm(const NormDesc& desc);
+  // `steps`: of the chains that it has.
+  void AddNorm(NormDesc desc, absl::Span<const NumbersStep> steps = {});
   void AddJoined(const JoinedChain& joined);
   void AddProduct(PlainProductDesc desc, ElementType operand);
   LayerKernel KernelOf(const PlainProductDesc& desc, ElementType operand) const;

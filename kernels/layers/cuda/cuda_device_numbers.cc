@@ -14,6 +14,38 @@ namespace {
 
 constexpr int64_t kTurnedRows = int64_t{1} << 15;
 
+// Appends what steps read and write.
+void AppendTensors(absl::Span<const NumbersStep> steps, std::vector<DenseTensor>& tensors) {
+  for (const NumbersStep& step : steps) {
+    tensors.push_back(step.other);
+    tensors.push_back(step.out);
+  }
+}
+
+int32_t WholeElementOf(const NumbersDesc& d) {
+  if (d.rows == 1) return WholeElement({d.a, d.b, d.out}, {d.columns});
+  return WholeElement({d.a, d.b, d.out}, {d.columns, d.a_stride, d.out_stride});
+}
+
+int32_t WholeElementOf(const ChainDesc& d, absl::Span<const NumbersStep> steps) {
+  std::vector<DenseTensor> tensors = {d.in};
+  AppendTensors(steps, tensors);
+  return WholeElement(tensors, {d.columns});
+}
+
+int32_t WholeElementOf(const NormDesc& d, absl::Span<const NumbersStep> steps) {
+  std::vector<DenseTensor> tensors = {d.x, d.dy, d.out, d.in};
+  AppendTensors(steps, tensors);
+  const int32_t element = WholeElement(tensors, {d.count});
+  const auto are_floats = [](const DenseTensor& t) {
+    return t.data == nullptr ||
+           (t.element == kBiasFloat32 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0);
+  };
+  const bool rounds_so = d.round_element == kBiasNone || d.round_element == element;
+  return are_floats(d.weight) && are_floats(d.bias) && rounds_so ? element
+                                                                 : static_cast<int32_t>(kBiasNone);
+}
+
 NormDesc NormDescOf(const NormOperands& norm, int64_t vectors) {
   return {.x = TensorOf(norm.x),
           .weight = TensorOf(norm.weight),
@@ -50,14 +82,15 @@ void CudaDevice::NormBackward(const NormOperands& norm, ConstTensor dy, Tensor d
   AddNorm(desc);
 }
 
-void CudaDevice::AddNorm(const NormDesc& desc) {
+void CudaDevice::AddNorm(NormDesc desc, absl::Span<const NumbersStep> steps) {
   if (segment_.has_value()) {
     segment_->links.push_back(desc);
     return;
   }
-  const double steps = 1 + desc.is_backward + desc.before.count + desc.after.count;
+  desc.whole = WholeElementOf(desc, steps);
+  const double work = 1 + desc.is_backward + static_cast<double>(steps.size());
   queue_.Add(KernelKind::kDenseNorm, desc, DivideUp(desc.vectors, kNormVectorsOfBlock),
-             8.0 * steps * static_cast<double>(desc.vectors) * desc.count);
+             8.0 * work * static_cast<double>(desc.vectors) * desc.count);
 }
 
 void CudaDevice::AddNormGradients(const NormOperands& norm, const NormGradients& gradients) {
@@ -113,8 +146,9 @@ void CudaDevice::AddNumbers(NumbersDesc desc) {
     NumbersDesc part = desc;
     part.rows = rows;
     part.columns = columns;
-    queue_.Add(KernelKind::kDenseNumbers, part,
-               DivideUp(rows * NumbersGroupsOfRow(part.columns), kNumbersThreads),
+    part.passes = NumbersPasses(rows, columns);
+    part.whole = WholeElementOf(part);
+    queue_.Add(KernelKind::kDenseNumbers, part, NumbersBlocks(rows, columns),
                8.0 * static_cast<double>(rows * columns));
     desc.a = Behind(desc.a, a_next);
     desc.b = Behind(desc.b, a_next);
@@ -225,13 +259,14 @@ void CudaDevice::AddJoined(const JoinedChain& joined) {
     NormDesc norm = *joined.norm;
     norm.before = {at, static_cast<int32_t>(joined.before.size())};
     norm.after = {at + joined.before.size(), static_cast<int32_t>(joined.after.size())};
-    return AddNorm(norm);
+    return AddNorm(norm, steps);
   }
   ChainDesc chain = joined.chain;
   chain.steps = at;
   chain.count = static_cast<int32_t>(joined.before.size());
-  queue_.Add(KernelKind::kDenseChain, chain,
-             DivideUp(chain.rows * NumbersGroupsOfRow(chain.columns), kNumbersThreads),
+  chain.passes = NumbersPasses(chain.rows, chain.columns);
+  chain.whole = WholeElementOf(chain, steps);
+  queue_.Add(KernelKind::kDenseChain, chain, NumbersBlocks(chain.rows, chain.columns),
              8.0 * chain.count * static_cast<double>(chain.rows * chain.columns));
 }
 
