@@ -46,6 +46,8 @@ const char* KindName(KernelKind kind) {
       return "dense_chain";
     case KernelKind::kDenseNorm:
       return "dense_norm";
+    case KernelKind::kDenseAnyNorm:
+      return "dense_any_norm";
     case KernelKind::kDenseColumnSums:
       return "dense_column_sums";
     case KernelKind::kDenseRotary:
@@ -230,8 +232,8 @@ void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
 }
 
 // Adds the kernels of modules besides attention, the same code for every architecture. Blocks that
-// wait for memory together: Volta needs fewer. Norms spill, most of it where they read tensors of
-// any elements and of any alignment.
+// wait for memory together: Volta needs fewer. On Volta some of what norms and sums compute with
+// spills.
 void AddDense(int number_blocks, std::vector<KernelRow>& rows) {
   const auto add = [&rows](KernelKind kind, int blocks, int spill_bytes = 0) {
     rows.push_back({.kind = kind,
@@ -241,8 +243,9 @@ void AddDense(int number_blocks, std::vector<KernelRow>& rows) {
   };
   add(KernelKind::kDenseNumbers, number_blocks);
   add(KernelKind::kDenseChain, number_blocks);
-  add(KernelKind::kDenseNorm, 4, 640);
-  add(KernelKind::kDenseColumnSums, 3);
+  add(KernelKind::kDenseNorm, 4, 32);
+  add(KernelKind::kDenseAnyNorm, 4, 192);
+  add(KernelKind::kDenseColumnSums, 3, 16);
   add(KernelKind::kDenseRotary, 1);
   add(KernelKind::kDenseSquares, 1);
   add(KernelKind::kDenseStep, 1);

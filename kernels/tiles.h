@@ -50,6 +50,7 @@ enum class KernelKind : unsigned char {
   kDenseNumbers,     // copies, functions of single numbers, dropout
   kDenseChain,       // several such functions, one after the other
   kDenseNorm,        // normalisation and its gradient, with such functions before and behind
+  kDenseAnyNorm,     // the same of tensors of several elements, or not in whole groups
   kDenseColumnSums,  // gradients of biases and norms
   kDenseRotary,
   kDenseSquares,  // of gradients, for their norm

@@ -1,7 +1,7 @@
 // ColumnSumsKernel: gradients of biases and norms (ColumnSumsDesc): sums over rows of kSumColumns
-// columns a block. A thread sums a stretch of kSumStretch rows, two columns of it where rows are
-// whole pairs, else one; one warp adds the stretches of a part in order to those of the parts
-// before in its block of rows, and the sum of a block of rows to what stands there. Parts are
+// columns a block. A thread sums a stretch of kSumStretch rows, four columns of it where rows are
+// whole groups of four, else one; one warp adds the stretches of a part in order to those of the
+// parts before in its block of rows, and the sum of a block of rows to what stands there. Parts are
 // summed side by side. Where each is a block of rows, the last one to be done adds all of them, in
 // their order; else they take turns to add. So calls cut at blocks of rows give the bits of one.
 #pragma once
@@ -60,10 +60,10 @@ struct ColumnSumsKernel {
     return {block % groups, number, begin, end, within == 0, end == block_end, end == d.rows};
   }
 
-  // Tells whether rows are whole pairs of numbers.
+  // Tells whether rows are whole groups of four numbers, as those of d.in.
   ATTN_HD static bool IsWhole(const ColumnSumsDesc& d, const DenseTensor& t) {
-    return t.element == d.in.element && reinterpret_cast<uint64_t>(t.data) % 8 == 0 &&
-           d.columns % 2 == 0;
+    return t.element == d.in.element && reinterpret_cast<uint64_t>(t.data) % 16 == 0 &&
+           d.columns % 4 == 0;
   }
 
   // The columns of a row that a thread sums together.
@@ -71,31 +71,29 @@ struct ColumnSumsKernel {
     static constexpr int kColumns = 1;
     using Word = float;
     ATTN_HD static Word Load(const DenseTensor& t, int64_t index) { return LoadNumber(t, index); }
-    ATTN_HD static void Unpack(const DenseTensor&, Word word, float (&numbers)[1]) {
-      numbers[0] = word;
+    ATTN_HD static void Unpack(Word word, float (&numbers)[1]) { numbers[0] = word; }
+  };
+  struct FourFloats {
+    static constexpr int kColumns = 4;
+    using Word = uint4;
+    ATTN_HD static Word Load(const DenseTensor& t, int64_t index) {
+      return ptx::LoadGlobal128(static_cast<const float*>(t.data) + index);
+    }
+    ATTN_HD static void Unpack(Word word, float (&numbers)[4]) {
+      numbers[0] = ptx::BitsFloat(word.x), numbers[1] = ptx::BitsFloat(word.y);
+      numbers[2] = ptx::BitsFloat(word.z), numbers[3] = ptx::BitsFloat(word.w);
     }
   };
-  struct TwoFloats {
-    static constexpr int kColumns = 2;
+  template <class Element>
+  struct FourHalves {
+    static constexpr int kColumns = 4;
     using Word = uint2;
     ATTN_HD static Word Load(const DenseTensor& t, int64_t index) {
-      return ptx::LoadGlobal64(static_cast<const float*>(t.data) + index);
+      return ptx::LoadGlobal64(static_cast<const uint16_t*>(t.data) + index);
     }
-    ATTN_HD static void Unpack(const DenseTensor&, Word word, float (&numbers)[2]) {
-      numbers[0] = ptx::BitsFloat(word.x);
-      numbers[1] = ptx::BitsFloat(word.y);
-    }
-  };
-  struct TwoHalves {
-    static constexpr int kColumns = 2;
-    using Word = uint32_t;
-    ATTN_HD static Word Load(const DenseTensor& t, int64_t index) {
-      return ptx::LoadGlobal32(static_cast<const uint16_t*>(t.data) + index);
-    }
-    ATTN_HD static void Unpack(const DenseTensor& t, Word word, float (&numbers)[2]) {
-      const bool is_float16 = t.element == kBiasFloat16;
-      numbers[0] = is_float16 ? Float16::Low(word) : BFloat16::Low(word);
-      numbers[1] = is_float16 ? Float16::High(word) : BFloat16::High(word);
+    ATTN_HD static void Unpack(Word word, float (&numbers)[4]) {
+      numbers[0] = Element::Low(word.x), numbers[1] = Element::High(word.x);
+      numbers[2] = Element::Low(word.y), numbers[3] = Element::High(word.y);
     }
   };
 
@@ -105,9 +103,11 @@ struct ColumnSumsKernel {
     if (!IsWhole(d, d.in) || (kOfNorm && !IsWhole(d, d.x))) {
       SumStretchesBy<kOfNorm, OneNumber>(d, part, thread, shared);
     } else if (d.in.element == kBiasFloat32) {
-      SumStretchesBy<kOfNorm, TwoFloats>(d, part, thread, shared);
+      SumStretchesBy<kOfNorm, FourFloats>(d, part, thread, shared);
+    } else if (d.in.element == kBiasFloat16) {
+      SumStretchesBy<kOfNorm, FourHalves<Float16>>(d, part, thread, shared);
     } else {
-      SumStretchesBy<kOfNorm, TwoHalves>(d, part, thread, shared);
+      SumStretchesBy<kOfNorm, FourHalves<BFloat16>>(d, part, thread, shared);
     }
   }
   template <bool kOfNorm, class Columns>
@@ -133,7 +133,7 @@ struct ColumnSumsKernel {
   template <bool kOfNorm, class Columns>
   ATTN_HD static void SumStretch(const ColumnSumsDesc& d, const Part& part, int stretch, int column,
                                  Sums (&sums)[Columns::kColumns]) {
-    constexpr int kRows = kOfNorm ? 4 : 8;
+    constexpr int kRows = (kOfNorm ? 4 : 8) / (sizeof(typename Columns::Word) > 8 ? 2 : 1);
     const int64_t first = part.begin + int64_t{stretch} * kSumStretch;
     const int64_t end = part.end - first < kSumStretch ? part.end : first + kSumStretch;
     const bool rounds = d.operand != d.in.element;
@@ -156,8 +156,8 @@ struct ColumnSumsKernel {
       for (int n = 0; n < kRows; ++n) {
         if (n >= left) break;
         float numbers[Columns::kColumns], of_x[Columns::kColumns];
-        Columns::Unpack(d.in, in[n], numbers);
-        if constexpr (kOfNorm) Columns::Unpack(d.x, x[n], of_x);
+        Columns::Unpack(in[n], numbers);
+        if constexpr (kOfNorm) Columns::Unpack(x[n], of_x);
 #pragma unroll
         for (int c = 0; c < Columns::kColumns; ++c) {
           const float number = rounds ? RoundTo(d.operand, numbers[c]) : numbers[c];

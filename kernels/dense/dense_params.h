@@ -40,8 +40,8 @@ struct NumbersDesc {
   NumbersRule rule;
   int32_t add;     // the result is rounded, added to out, rounded again
   int32_t passes;  // NumbersPasses
-  // The element of all tensors where it has 16 bits and all groups of neighbours are whole and
-  // aligned, else kBiasNone.
+  // The element of all tensors where all groups of neighbours are whole and aligned, else
+  // kBiasNone.
   int32_t whole;
 };
 // A thread has `passes` groups of neighbours of a row; rows begin new groups.

@@ -157,10 +157,33 @@ struct AnyNeighbours {
     StoreNeighbours(t, index, count, numbers);
   }
 };
-// All tensors have this 16-bit element and, of a norm, its weights float32, and all groups are
-// whole and aligned. A group waits in registers as it lies in memory.
+// All tensors have one element and, of a norm, its weights float32, and all groups are whole and
+// aligned. A group waits in registers as it lies in memory.
+struct WholeFloats {
+  static constexpr bool kAreWhole = true;
+  struct Raw {
+    float numbers[kNeighbours];
+  };
+  ATTN_HD static void Fetch(const DenseTensor& t, int64_t index, Raw& raw) {
+    LoadFloats(static_cast<const char*>(t.data) + index * 4, raw.numbers);
+  }
+  ATTN_HD static void Load(const Raw& raw, const DenseTensor&, int64_t, int,
+                           float (&numbers)[kNeighbours]) {
+#pragma unroll
+    for (int n = 0; n < kNeighbours; ++n) numbers[n] = raw.numbers[n];
+  }
+  ATTN_HD static void FloatsOf(const DenseTensor& t, int64_t index, int,
+                               float (&numbers)[kNeighbours]) {
+    LoadFloats(static_cast<const char*>(t.data) + index * 4, numbers);
+  }
+  ATTN_HD static void Round(int32_t, float (&)[kNeighbours]) {}
+  ATTN_HD static void Store(const DenseTensor& t, int64_t index, int,
+                            const float (&numbers)[kNeighbours]) {
+    StoreFloats(static_cast<char*>(t.data) + index * 4, numbers);
+  }
+};
 template <class Element>
-struct WholeNeighbours {
+struct WholeHalves {
   static constexpr bool kAreWhole = true;
   using Raw = uint4;
   ATTN_HD static void Fetch(const DenseTensor& t, int64_t index, Raw& raw) {
@@ -183,12 +206,18 @@ struct WholeNeighbours {
                         Packed<Element>(numbers));
   }
 };
-// Calls body(how), where `whole` is the element of all tensors, or kBiasNone: any.
+// Calls body(how), where `whole` is the element of all tensors.
+template <class Body>
+ATTN_HD void WithWholeNeighbours(int32_t whole, const Body& body) {
+  if (whole == kBiasFloat32) return body(WholeFloats());
+  if (whole == kBiasFloat16) return body(WholeHalves<Float16>());
+  body(WholeHalves<BFloat16>());
+}
+// Or kBiasNone: any.
 template <class Body>
 ATTN_HD void WithNeighbours(int32_t whole, const Body& body) {
-  if (whole == kBiasFloat16) return body(WholeNeighbours<Float16>());
-  if (whole == kBiasBFloat16) return body(WholeNeighbours<BFloat16>());
-  body(AnyNeighbours());
+  if (whole == kBiasNone) return body(AnyNeighbours());
+  WithWholeNeighbours(whole, body);
 }
 // numbers are rounded first, then, when they are stored, the sums.
 template <class How>

@@ -18,7 +18,9 @@ ATTN_HD float Normalised(const DenseStatistics& s, float x) {
   return ptx::Multiply(ptx::Subtract(x, s.mean), s.rstd);
 }
 
-struct NormKernel {
+// For descriptors whose `whole` is an element, or kBiasNone.
+template <bool kAreWhole>
+struct NormKernelOf {
   static constexpr int kThreads = kNormThreads;
   struct Shared {};
 
@@ -26,7 +28,7 @@ struct NormKernel {
     const NormDesc& d = *static_cast<const NormDesc*>(params.dense);
     const int64_t vector = int64_t{at.block} * kNormVectorsOfBlock + (at.thread >> 5);
     if (vector >= d.vectors) return;
-    WithNeighbours(d.whole, [&](auto how) {
+    const auto run = [&](auto how) {
       const Columns<decltype(how)> columns(d, vector, at.thread & 31);
       // One place for both chains: two would be twice the code, and its registers.
 #pragma unroll 1
@@ -34,7 +36,12 @@ struct NormKernel {
         if (side == 1) Normalise(d, vector, columns);
         columns.RunChain(side == 0 ? d.in : d.out, side == 0 ? d.before : d.after);
       }
-    });
+    };
+    if constexpr (kAreWhole) {
+      WithWholeNeighbours(d.whole, run);
+    } else {
+      run(AnyNeighbours());
+    }
   }
 
  private:
@@ -216,5 +223,9 @@ struct NormKernel {
     });
   }
 };
+
+using NormKernel = NormKernelOf<true>;
+// Apart, since its registers would be those of the other.
+using AnyNormKernel = NormKernelOf<false>;
 
 }  // namespace attnd

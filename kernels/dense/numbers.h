@@ -94,8 +94,7 @@ struct NumbersKernel {
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
     const NumbersDesc d = *static_cast<const NumbersDesc*>(params.dense);  // read at once
-    const bool is_copy =
-        d.rule.op == kNumbersCopy && d.add == 0 && d.a.element == d.out.element;
+    const bool is_copy = d.rule.op == kNumbersCopy && d.add == 0 && d.a.element == d.out.element;
     WithNeighbours(d.whole, [&](auto how) {
       ForNeighbours(d.rows, d.columns, d.passes, at, [&](const Place& p) {
         if (is_copy) {

@@ -119,10 +119,10 @@ ATTN_HD constexpr int32_t ProductTurns(const ProductDesc& p) {
   if (p.result != kProductAddBlocks || p.depth == 0) return 1;
   return (p.depth + kProductBlockDepth - 1) / kProductBlockDepth;
 }
-template <int32_t kTileRows, int32_t kTileColumns = kTileRows>
+template <int32_t kTile>
 ATTN_HD ProductPart ProductPartOf(const ProductDesc& p, int32_t block) {
   if (p.result != kProductAddBlocks) return {block, 0, 0, p.depth, true};
-  const auto tiles = static_cast<uint32_t>(ProductTiles(p, kTileRows, kTileColumns));
+  const auto tiles = static_cast<uint32_t>(ProductTiles(p, kTile));
   const uint32_t bands = tiles < kProductBand ? 1 : tiles / kProductBand;
   uint32_t band = static_cast<uint32_t>(block) / (kProductBand * ProductTurns(p));
   if (band >= bands) band = bands - 1;
@@ -132,8 +132,8 @@ ATTN_HD ProductPart ProductPartOf(const ProductDesc& p, int32_t block) {
   const auto turn = static_cast<int32_t>(within / of_band);
   const auto tile = static_cast<int32_t>(first + within - turn * of_band);
   const int32_t begin = turn * kProductBlockDepth, left = p.depth - begin;
-  return {tile, turn, begin,
-          left < kProductBlockDepth ? left : kProductBlockDepth, left <= kProductBlockDepth};
+  return {tile, turn, begin, left < kProductBlockDepth ? left : kProductBlockDepth,
+          left <= kProductBlockDepth};
 }
 
 // An item of a gradient in wide tiles: blocks [first, end) of the depth of a tile. Whole tiles come

@@ -154,6 +154,8 @@ std::string KernelExpression(const KernelRow& row) {
       return "attnd::ChainKernel";
     case KernelKind::kDenseNorm:
       return "attnd::NormKernel";
+    case KernelKind::kDenseAnyNorm:
+      return "attnd::AnyNormKernel";
     case KernelKind::kDenseColumnSums:
       return "attnd::ColumnSumsKernel";
     case KernelKind::kDenseRotary:

@@ -89,7 +89,9 @@ void CudaDevice::AddNorm(NormDesc desc, absl::Span<const NumbersStep> steps) {
   }
   desc.whole = WholeElementOf(desc, steps);
   const double work = 1 + desc.is_backward + static_cast<double>(steps.size());
-  queue_.Add(KernelKind::kDenseNorm, desc, DivideUp(desc.vectors, kNormVectorsOfBlock),
+  const KernelKind kind =
+      desc.whole == kBiasNone ? KernelKind::kDenseAnyNorm : KernelKind::kDenseNorm;
+  queue_.Add(kind, desc, DivideUp(desc.vectors, kNormVectorsOfBlock),
              8.0 * work * static_cast<double>(desc.vectors) * desc.count);
 }
 

@@ -32,12 +32,11 @@ inline int32_t WholeElement(absl::Span<const DenseTensor> tensors,
   for (const DenseTensor& t : tensors) {
     if (t.data == nullptr) continue;
     if (element == kBiasNone) element = t.element;
-    if (t.element == kBiasFloat32 || t.element != element) return kBiasNone;
+    if (t.element != element) return kBiasNone;
     if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return kBiasNone;
   }
-  const bool are_whole = std::all_of(lengths.begin(), lengths.end(), [](int64_t length) {
-    return length % kNumbersOfGroup == 0;
-  });
+  const bool are_whole = std::all_of(lengths.begin(), lengths.end(),
+                                     [](int64_t length) { return length % kNumbersOfGroup == 0; });
   return are_whole ? element : static_cast<int32_t>(kBiasNone);
 }
 
