@@ -393,14 +393,17 @@ class Module:
         """As get, for several kinds, all of one state."""
         wanted = list(self._shapes) if names is None else list(names)
         found: Dict[str, Dict[str, Array]] = {}
-        made = []
         for kind in kinds:
             found[kind] = {name: np.empty(self._parameter(name).shape, np.float32) for name in wanted
                            if kind == "weight" or self._parameter(name).trained}
-            made += [_tensor(kind, name, array, 3) for name, array in found[kind].items()]
+        self._fill(found, timeout)
+        return found
+
+    def _fill(self, kinds: Mapping[str, Mapping[str, Array]], timeout: Optional[float] = None) -> None:
+        """Writes tensors into these arrays, float32 and contiguous."""
+        made = [_tensor(kind, name, array, 3) for kind, arrays in kinds.items() for name, array in arrays.items()]
         if made:
             self._run("attnd_module_get", (_native.ModuleTensor * len(made))(*made), len(made), timeout=timeout)
-        return found
 
     def status(self, *, timeout: Optional[float] = None) -> Dict[str, Any]:
         """Asks the daemon about it; the names are those of attnd.v1.ModuleStatus."""
