@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,6 +17,7 @@ import attnd
 from attnd.modules.module import Module, Registration
 
 torch = pytest.importorskip("torch")
+from attnd.modules.group import GroupModule, Ranks  # noqa: E402
 
 WORKER = os.path.join(ROOT, "tests/python/group_worker.py")
 
@@ -144,6 +146,47 @@ def members(daemon):
     made[-1].release()
     for client in clients:
         client.close()
+
+
+class Threads(Ranks):
+    """A rank that is a thread: all of them have the list and the barrier."""
+
+    def __init__(self, rank, told, barrier):
+        self.rank, self.size, self._told, self._barrier = rank, len(told), told, barrier
+
+    def gather(self, value):
+        self._told[self.rank] = value
+        self._barrier.wait(60)
+        found = list(self._told)
+        self._barrier.wait(60)
+        return found
+
+
+def test_a_rank_knows_a_state_of_its_sequence_that_was_made_anew(own_daemon):
+    """No step has been done, so that both states have sequence 1."""
+    told, barrier = [None, None], threading.Barrier(2)
+    wanted = Registration(small_layout(), "anew", attnd.AdamW(), (), 64, 64, "process", 600.0)
+    x = np.ones((1, 4, 16), np.float32)
+    with attnd.connect(own_daemon.address, timeout=60) as client, ThreadPoolExecutor(2) as ranks:
+        first, second = both = list(ranks.map(
+            lambda rank: GroupModule.make(client, Threads(rank, told, barrier), wanted, None), range(2)))
+
+        def put(number):
+            weights = {p.name: np.full(p.shape, number, np.float32) for p in wanted.layout.parameters}
+            list(ranks.map(lambda one: one.put_kinds({"weight": weights}), both))
+            assert [one.sequence for one in both] == [1, 1]
+        put(1)
+        _, of_old_weights = second.forward(x, keep=True)
+        own_daemon.kill()
+        own_daemon.start()
+        with pytest.raises(attnd.FailedPrecondition) as error:
+            first.forward(x)
+        assert error.value.reason == "STATE_LOST"  # of which the second has heard nothing
+        put(2)
+        with pytest.raises(attnd.InvalidArgument, match="activations: expected those of a forward of this module"):
+            second.backward(x, of_old_weights, timeout=10)
+        list(ranks.map(backward, both))
+        assert [one.sequence for one in ranks.map(lambda one: one.step(lr=0.1), both)] == [2, 2]
 
 
 def backward(module, number=0):

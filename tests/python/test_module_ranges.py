@@ -1,5 +1,6 @@
 """offload(layers, servers=): consecutive layers on each of several daemons, beside all of them on one."""
 import copy
+import threading
 
 import pytest
 from conftest import Daemon
@@ -7,6 +8,7 @@ from conftest import Daemon
 torch = pytest.importorskip("torch")
 
 import attnd.torch  # noqa: E402
+from attnd.modules.module import Module  # noqa: E402
 from attnd.modules.ranges import cut  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -121,3 +123,181 @@ def test_what_cannot_be_cut_is_refused_before_anything_changes():
     with pytest.raises(TypeError, match="1.linear1.weight is 0.linear1.weight too"):
         attnd.torch.offload(layers, servers=["a", "b"])
     assert not any(parameter.is_meta for parameter in layers.parameters())
+
+
+# ---- micro_batches=
+
+def encoders(dropout=0.0, **options):
+    torch.manual_seed(3)
+    return attnd.torch.offload(nn.ModuleList([nn.TransformerEncoderLayer(WIDTH, 2, 24, dropout, batch_first=True)
+                                              for _ in range(4)]), **options)
+
+
+def run(stack, x, dy, *arguments, seed=1):
+    """y and the gradient of x."""
+    x = x.detach().requires_grad_()
+    torch.manual_seed(seed)
+    y = stack(x, *arguments)
+    y.backward(dy)
+    return y.detach(), x.grad
+
+
+def gradients(stack):
+    return [attnd.torch.fetch(parameter.grad) for parameter in stack.parameters()]
+
+
+def check_equal(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        assert torch.equal(one, other)
+
+
+@pytest.fixture
+def cut_in(monkeypatch):
+    """Batches of each call of a daemon."""
+    found = []
+    forward = Module.forward
+    monkeypatch.setattr(Module, "forward", lambda self, x, **options: (found.append(len(x.bits)),
+                                                                       forward(self, x, **options))[1])
+    return found
+
+
+@pytest.mark.parametrize("count, sizes", [(3, [3, 2, 2]), (16, [1] * 7), (1, [7])])
+def test_micro_batches_have_the_bits_of_as_many_calls(cut_in, count, sizes):
+    cut_up, plain = (encoders(servers=["a", "b"], max_rows=35, micro_batches=n) for n in (count, 1))
+    x, dy = torch.randn(2, 7, 5, WIDTH)
+    found = run(cut_up, x, dy)
+    assert sorted(cut_in) == sorted(2 * sizes)
+    parts = [run(plain, *part) for part in zip(torch.split(x, sizes), torch.split(dy, sizes))]
+    check_equal(found, [torch.cat(one) for one in zip(*parts)])
+    check_equal(gradients(cut_up), gradients(plain))
+
+
+def test_micro_batches_have_the_dropout_of_the_whole_call():
+    x, dy = torch.randn(2, 7, 5, WIDTH)
+    found = [run(encoders(0.25, servers=["a", "b"], micro_batches=n), x, dy) for n in (4, 1)]
+    check_equal(*found)
+    assert not torch.equal(found[0][0], run(encoders(servers=["a", "b"]), x, dy)[0])
+
+
+def test_micro_batches_of_1024_rows_have_all_bits_of_the_whole_call():
+    x, dy = torch.randn(2, 4, 1024, WIDTH)
+    one, other = (encoders(servers=["a", "b"], micro_batches=n) for n in (4, 1))
+    check_equal(run(one, x, dy), run(other, x, dy))
+    check_equal(gradients(one), gradients(other))
+
+
+def test_masks_lengths_and_memories_are_cut_too(cut_in):
+    lengths = torch.tensor([5, 3, 0, 4, 1])
+    padding = torch.arange(5) >= lengths[:, None]
+    mask = torch.rand(5 * 2, 5, 5, generator=torch.Generator().manual_seed(2)) < 0.3
+    mask[:, :, 0] = False
+    x, dy = torch.randn(2, 5, 5, WIDTH)
+    for arguments in ((None, padding), (mask,), (torch.triu(torch.ones(5, 5, dtype=torch.bool), 1),)):
+        del cut_in[:]
+        check_equal(*[run(encoders(servers=["a", "b"], micro_batches=n), x, dy, *arguments) for n in (2, 1)])
+        assert sorted(cut_in) == [2, 2, 3, 3, 5, 5]
+
+    def decode(batch_first, micro_batches):
+        torch.manual_seed(3)
+        layers = nn.ModuleList([nn.TransformerDecoderLayer(WIDTH, 2, 24, 0.25, batch_first=batch_first) for _ in range(2)])
+        stack = attnd.torch.offload(layers, servers=["a", "b"], micro_batches=micro_batches)
+        memory = torch.randn(5, 5, WIDTH, generator=torch.Generator().manual_seed(4)).requires_grad_()
+        return (*run(stack, x, dy, memory, None, None, None, padding), memory.grad)
+    for batch_first in (True, False):
+        check_equal(*[decode(batch_first, n) for n in (3, 1)])
+
+
+def test_a_loop_over_layers_passes_micro_batches_from_daemon_to_daemon(monkeypatch):
+    """Whoever computes first waits until the other has begun as well."""
+    model = Model(servers=["a", "b"], micro_batches=4)
+    a, b = model.layers.stacks
+    begun = {name: threading.Event() for name in ("forward", "backward")}
+    counts = {}
+    for name, first, second in (("forward", a, b), ("backward", b, a)):
+        def call(self, *given, of=getattr(Module, name), name=name, first=first, second=second, **options):
+            if self is second.module:
+                begun[name].set()
+            counts[name, self] = counts.get((name, self), 0) + 1
+            if self is first.module and counts[name, self] == 4:
+                assert begun[name].wait(30), name
+            return of(self, *given, **options)
+        monkeypatch.setattr(Module, name, call)
+    tokens = torch.arange(20).reshape(4, 5) % 11
+    model(tokens).square().sum().backward()
+    assert sorted(counts.values()) == [4, 4, 4, 4]
+
+
+def test_what_passes_between_daemons_can_be_looked_at():
+    stack, plain = (encoders(servers=["a", "b"], micro_batches=n) for n in (4, 1))
+
+    def states(stack, is_written, is_used):
+        x = torch.randn(4, 5, WIDTH, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        between = stack[1](stack[0](x))
+        if is_written:
+            between.register_hook(lambda gradient: gradient.mul_(2))
+        loss = stack[3](stack[2](between)).square().sum()
+        return torch.autograd.grad(loss + between.sum() if is_used else loss, [x, between])
+    for how in ((False, False), (True, False), (False, True), (True, True)):
+        for one, other in zip(states(stack, *how), states(plain, *how)):
+            assert (one.numpy() == other.numpy()).all(), how
+
+
+def test_a_daemon_that_dies_among_micro_batches_loses_nothing(monkeypatch, own_daemon):
+    attnd.torch.connect(own_daemon.address, name="own", timeout=60, wait_for_ready=True)
+    x, dy = torch.randn(2, 6, 5, WIDTH)
+    expected = encoders(servers=["a", "b"], micro_batches=3)
+    quiet = run(expected, x, dy)
+    for order, name in ((["own", "b"], "forward"), (["own", "b"], "backward"), (["a", "own"], "forward"),
+                        (["a", "own"], "backward")):
+        stack = encoders(servers=order, micro_batches=3)
+        with torch.no_grad():
+            stack(x)  # registered
+        calls = []
+
+        def call(self, *given, of=getattr(Module, name), stack=stack.stacks[order.index("own")], calls=calls, **options):
+            if self is stack.module:
+                calls.append(1)
+                if len(calls) == 2:
+                    own_daemon.kill()
+                    own_daemon.start()
+            return of(self, *given, **options)
+        with monkeypatch.context() as patched:
+            patched.setattr(Module, name, call)
+            check_equal(run(stack, x, dy), quiet)
+        assert len(calls) == 3
+        check_equal(gradients(stack), gradients(expected))
+    attnd.torch.disconnect("own")
+
+
+def test_what_fails_is_raised_by_backward_and_leaves_nothing(monkeypatch):
+    stack, other = (encoders(servers=["a", "b"], micro_batches=3) for _ in range(2))
+    x, dy = torch.randn(2, 6, 5, WIDTH)
+    for name in ("forward", "backward"):
+        for failing in stack.stacks:
+            calls = []
+
+            def call(self, *given, of=getattr(Module, name), failing=failing, calls=calls, **options):
+                if self is failing.module:
+                    calls.append(1)
+                    if len(calls) == 2:
+                        raise attnd.Unavailable("the second is not computed")
+                return of(self, *given, **options)
+            if failing.module is None:
+                run(stack, x, dy)
+            with monkeypatch.context() as patched:
+                patched.setattr(Module, name, call)
+                with pytest.raises(attnd.Unavailable, match="the second is not computed"):
+                    torch.autograd.backward([stack(x), stack(x)], [dy, dy])  # no gradient of x
+                stack.zero_grad()
+            assert len(calls) == (2 if name == "forward" else 5)  # the third is not tried; those of the other call are
+    check_equal(run(stack, x, dy), run(other, x, dy))
+    check_equal(gradients(stack), gradients(other))
+
+
+def test_micro_batches_are_refused_where_they_have_no_use():
+    for options in ({"micro_batches": 2}, {"micro_batches": 2, "servers": ["a", "b"], "optimizer": "local"}):
+        with pytest.raises(attnd.InvalidArgument, match="micro_batches: expected 1 without servers"):
+            encoders(**options)
+    with pytest.raises(attnd.InvalidArgument, match="micro_batches"):
+        encoders(servers=["a", "b"], micro_batches=0)

@@ -15,27 +15,22 @@ namespace {
 constexpr int64_t kNumberBytes = 4;
 constexpr int64_t kShareNumbers = 64;  // shares begin where a tensor may
 
-// Cuts a bucket of `count` numbers into one share for each replica; the last ones may be shorter,
-// or empty.
-struct Shares {
+}  // namespace
+
+// Cuts the numbers into one share for each replica; the last ones may be shorter, or empty. The
+// memory of a share is never empty.
+struct NcclSums::Shares {
   Shares(int64_t numbers, int replicas)
-      : count(numbers), stride(RoundUp(DivideUp(numbers, replicas), kShareNumbers)) {}
+      : count(numbers),
+        stride(RoundUp(DivideUp(std::max<int64_t>(numbers, 1), replicas), kShareNumbers)) {}
   int64_t Begin(int replica) const { return replica * stride; }
   int64_t Size(int replica) const { return std::clamp<int64_t>(count - Begin(replica), 0, stride); }
   const int64_t count, stride;
 };
 
-int64_t BucketOf(int64_t count) { return std::min(count, NcclSums::kBucketNumbers); }
-
 // Gather writes whole shares, which may reach beyond the numbers.
-int64_t SumsLength(int64_t count, int replicas) { return count + replicas * kShareNumbers; }
-
-}  // namespace
-
 int64_t NcclSums::Bytes(int64_t count, int replicas) const {
-  const int64_t received = replicas * Shares(BucketOf(count), replicas).stride;
-  return RoundUp((RoundUp(SumsLength(count, replicas), kShareNumbers) + received) * kNumberBytes,
-                 kArenaAlignment);
+  return RoundUp(replicas * Shares(count, replicas).stride * kNumberBytes, kArenaAlignment);
 }
 
 float* NcclSums::At(int64_t number) const {
@@ -56,7 +51,6 @@ absl::Status NcclSums::Prepare(int64_t count, int replicas) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "memory: the GPU has no ", bytes, " bytes in one piece for sums of gradients just now"));
   }
-  received_at_ = RoundUp(SumsLength(count, replicas), kShareNumbers);
   use_(memory_.get());
   return absl::OkStatus();
 }
@@ -87,39 +81,37 @@ absl::Status NcclSums::Sum(const ReplicaCall& call, const float* numbers, int64_
   CHECK(memory_ != nullptr && memory_->bytes() == Bytes(count, call.replicas));
   const cuda::NcclGroup::Patience patience = {call.deadline, call.stop};
   RETURN_IF_ERROR(Join(call, patience));
-  for (int64_t first = 0; first < count; first += kBucketNumbers) {
-    RETURN_IF_ERROR(
-        SumBucket(numbers + first, At(first), std::min(kBucketNumbers, count - first), patience));
-  }
-  return absl::OkStatus();
+  const Shares shares(count, call.replicas);
+  RETURN_IF_ERROR(Exchange(numbers, shares, patience));
+  RETURN_IF_ERROR(AddUp(numbers, shares));
+  return group_->Gather(At(0), shares.stride, patience);
 }
 
-absl::Status NcclSums::SumBucket(const float* numbers, float* sums, int64_t count,
-                                 const cuda::NcclGroup::Patience& patience) {
-  const int own = group_->rank(), replicas = group_->ranks();
-  const Shares shares(count, replicas);
-  const int64_t size = shares.Size(own);
-  float* const received = At(received_at_);
-  std::vector<cuda::NcclGroup::Part> sent, to_receive;
-  for (int replica = 0; replica < replicas; ++replica) {
-    if (replica == own) continue;
+absl::Status NcclSums::Exchange(const float* numbers, const Shares& shares,
+                                const cuda::NcclGroup::Patience& patience) {
+  std::vector<cuda::NcclGroup::Part> sent, received;
+  for (int replica = 0; replica < group_->ranks(); ++replica) {
+    if (replica == group_->rank()) continue;
     // NCCL sends from memory that it does not write.
     sent.push_back(
         {const_cast<float*>(numbers) + shares.Begin(replica), shares.Size(replica), replica});
-    to_receive.push_back({received + shares.Begin(replica), size, replica});
+    received.push_back({At(shares.Begin(replica)), shares.Size(group_->rank()), replica});
   }
-  RETURN_IF_ERROR(group_->Exchange(sent, to_receive, patience));
+  return group_->Exchange(sent, received, patience);
+}
+
+absl::Status NcclSums::AddUp(const float* numbers, const Shares& shares) {
+  const int own = group_->rank();
   const auto part_of = [&](int replica) {
-    return ConstTensor{replica == own ? numbers + shares.Begin(own)
-                                      : received + shares.Begin(replica)};
+    return ConstTensor{replica == own ? numbers + shares.Begin(own) : At(shares.Begin(replica))};
   };
-  const Tensor sum = {sums + shares.Begin(own)};
-  for (int replica = 1; replica < replicas && size > 0; ++replica) {
+  const Tensor sum = {At(shares.Begin(own))};
+  for (int replica = 1; replica < group_->ranks() && shares.Size(own) > 0; ++replica) {
     const ConstTensor before = replica == 1 ? part_of(0) : ConstTensor(sum);
-    arithmetic_.Combine(Combination::kSum, before, 1, part_of(replica), sum, false, size);
+    arithmetic_.Combine(Combination::kSum, before, 1, part_of(replica), sum, false,
+                        shares.Size(own));
   }
-  RETURN_IF_ERROR(arithmetic_.Finish());
-  return group_->Gather(sums, shares.stride, patience);
+  return arithmetic_.Finish();
 }
 
 }  // namespace attnd

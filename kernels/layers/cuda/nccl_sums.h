@@ -1,11 +1,12 @@
-// NcclSums: ReplicaSums by NCCL. Numbers are summed bucket by bucket; of R replicas the nth adds up
-// the nth share of a bucket, in the order of replicas, and sends it to all:
+// NcclSums: ReplicaSums by NCCL. Of R replicas the nth adds up the nth share of the numbers, in the
+// order of replicas, and sends it to all:
 //
-//   numbers ─Exchange→ received [R, share] ─additions→ its share of sums ─Gather→ sums
+//   numbers ─Exchange→ others' numbers of its share ─additions→ its share of sums ─Gather→ sums
 //
-// A replica so sends and receives 2 (R − 1) / R times the numbers' bytes.
+// A replica so sends and receives 2 (R − 1) / R times the numbers' bytes. Until Gather, what comes
+// from a replica lies where that replica's share of sums will.
 //
-// Memory   sums, as long as the numbers, and `received` of one bucket: held from Prepare to End.
+// Memory   sums, as long as the numbers: held from Prepare to End.
 // Threads  one at a time.
 #pragma once
 
@@ -24,8 +25,6 @@ namespace attnd {
 
 class NcclSums final : public ReplicaSums {
  public:
-  static constexpr int64_t kBucketNumbers = int64_t{16} << 20;
-
   // Additions are enqueued on `arithmetic`, which tells its kernels of memory by `use`: null: of
   // none any more.
   using UseMemory = std::function<void(const cuda::DeviceMemory*)>;
@@ -46,10 +45,13 @@ class NcclSums final : public ReplicaSums {
   void End() override;
 
  private:
+  struct Shares;
+
   float* At(int64_t number) const;
   absl::Status Join(const ReplicaCall& call, const cuda::NcclGroup::Patience& patience);
-  absl::Status SumBucket(const float* numbers, float* sums, int64_t count,
-                         const cuda::NcclGroup::Patience& patience);
+  absl::Status Exchange(const float* numbers, const Shares& shares,
+                        const cuda::NcclGroup::Patience& patience);
+  absl::Status AddUp(const float* numbers, const Shares& shares);
 
   const Nccl& nccl_;
   cuda::KernelDevice& device_;
@@ -58,7 +60,6 @@ class NcclSums final : public ReplicaSums {
   const UseMemory use_;
   std::shared_ptr<void> held_;  // what hold_ gave
   std::unique_ptr<cuda::DeviceMemory> memory_;
-  int64_t received_at_ = 0;  // in memory_, a number
   std::unique_ptr<cuda::NcclGroup> group_;
   std::string group_id_;  // of group_, or of the last one
 };

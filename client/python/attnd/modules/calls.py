@@ -30,6 +30,7 @@ class StackCall(NamedTuple):
     nested: bool = False
     sizes: Optional[List[int]] = None  # rows of each of a nested tensor of the older, strided layout
     shape: Optional[torch.Size] = None  # of x and y, where they are rows of no sequence
+    before: int = 0  # sequences of the whole call, where this is a part of one
 
     @property
     def is_nested(self) -> bool:
@@ -50,6 +51,29 @@ class StackCall(NamedTuple):
         if self.shape is not None:
             return y.reshape(self.shape)
         return y[0] if self.unbatched else y if self.batch_first else y.transpose(0, 1).contiguous()
+
+    def split(self, count: int) -> List[int]:
+        """Sequences of each of `count` consecutive parts, or 1 of each where there are fewer sequences. A packed or nested
+        call, and one of rows of no sequence, is one part."""
+        is_whole = self.is_nested or self.shape is not None or self.cu_seqlens is not None or self.x.numel() == 0
+        batch = 1 if is_whole else self.x.shape[0]
+        parts = min(count, batch)
+        return [batch // parts + (n < batch % parts) for n in range(parts)]
+
+    def cut(self, sizes: Sequence[int]) -> List[StackCall]:
+        """The call's parts of so many sequences each, without x, which is [sequences, length, width] of each."""
+        length, made, begin = self.x.shape[1], [], 0
+        for size in sizes:
+            end = begin + size
+            made.append(self._replace(
+                x=torch.empty(0), before=begin, batch_first=True,
+                mask=self.mask if self.mask is None or self.mask.shape[0] == 1 else self.mask[begin:end],
+                kv_lengths=self.kv_lengths and self.kv_lengths[begin:end],
+                positions=self.positions and self.positions[begin * length:end * length],
+                memory=None if self.memory is None else self.memory[begin:end],
+                memory_lengths=self.memory_lengths and self.memory_lengths[begin:end]))
+            begin = end
+        return made
 
     def give(self, y: Tensor) -> Any:
         """Returns what `leave` gave, as the layer's class returns it."""

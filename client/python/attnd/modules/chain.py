@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import types
 import weakref
-from typing import Any, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Dict, List, NoReturn, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import FailedPrecondition, wrong
 from .calls import StackCall, adapt
 from .deferred import Deferred
+from .micro_batches import CutRun, Flow, whole
 from .module import Module
 from .remote_call import LayerCall, Part, Run
 
@@ -74,7 +75,7 @@ class Pending:
         self.chain: Any = chain  # until it is done
         self.seed, self.drops = seed, drops
         self.before, self.x = before, x  # the call that it extends, or what it reads
-        self.value: Optional[Tensor] = None
+        self.value: Union[None, Flow, Tensor] = None
         self.is_now = is_now
         self.is_kept = False  # is wanted, or will be
         self.is_used = False  # by another layer
@@ -83,11 +84,11 @@ class Pending:
         self.error: Optional[FailedPrecondition] = None  # the weights that it was called with are lost
 
     def result(self) -> Tensor:
-        if self.value is None:
-            self.value = self.compute()
+        if not isinstance(self.value, Tensor):
+            self.value = whole(self.compute())
         return self.value
 
-    def compute(self) -> Tensor:
+    def compute(self) -> Union[Flow, Tensor]:
         """Runs it and all that it extends."""
         with self.part.stack._lock, torch.inference_mode(False), torch.no_grad():
             if self.value is not None:
@@ -113,17 +114,21 @@ class Pending:
             return made
 
 
-def _run(calls: List[Pending]) -> Tensor:
+def _run(calls: List[Pending]) -> Union[Flow, Tensor]:
     first, last = calls[0], calls[-1]
     chain, stack = first.chain, first.chain.stack
     if _versions(chain.arguments, chain.keywords) != chain.read:
         raise FailedPrecondition("layers: expected inputs as they were in the call, got one that was changed in place "
                                  "before its output was looked at; change a copy of it")
-    x = first.x if first.before is None else first.before.value
-    assert x is not None
-    run = Run(stack, chain.module, chain.versions, chain.call, (first.part.layers[0], last.part.layers[1]))
+    x: Any = first.x if first.before is None else first.before.value
+    is_cut = len(chain.call.split(stack._options.micro_batches)) > 1
+    run = (CutRun if is_cut else Run)(stack, chain.module, chain.versions, chain.call,
+                                      (first.part.layers[0], last.part.layers[1]))
     drops = any(one.drops for one in calls)
-    y = run.forward(x.detach(), last.part.needs_grad, drops, first.seed.draw() if drops else 0)
+    given = x._pending.compute() if isinstance(x, Deferred) else x
+    if not is_cut or isinstance(given, Tensor):
+        given = whole(given).detach()
+    y = run.forward(given, last.part.needs_grad, drops, first.seed.draw() if drops else 0)
     begins = next((one.part for one in calls if one.part.needs_grad), last.part)
     begins.begins = last.part.ends = True
     run.wants_dx = begins.wants_dx and (begins is first.part or chain.call.memory is not None)

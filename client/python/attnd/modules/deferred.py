@@ -1,9 +1,8 @@
-"""Deferred: the output of an offloaded layer that nobody has computed yet. It is a tensor with its place in autograd's
-graph; whatever needs its numbers has the daemon compute them first.
+"""Lazy: a tensor whose numbers are not here yet; whatever needs them waits until they are. Deferred: one of them, the output
+of an offloaded layer that nobody has computed yet, with its place in autograd's graph.
 """
 from __future__ import annotations
 
-import weakref
 from typing import Any, Dict, Optional, Sequence
 
 import torch
@@ -12,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from .parameters import called
 
-__all__ = ["Deferred"]
+__all__ = ["Deferred", "Lazy"]
 
 # These reach for the numbers past the dispatcher, where a tensor without storage has none.
 _OF_STORAGE = frozenset("""
@@ -25,16 +24,16 @@ _OF_GRADIENT = frozenset("""
 """.split())
 
 
-class Deferred(Tensor):
-    _pending: Any  # chain.Pending
+class Lazy(Tensor):
+    _pending: Any  # its `result` gives the numbers; is_kept: somebody else will ask for them
 
     __hash__ = Tensor.__hash__
 
-    @staticmethod
-    def of(pending: Any, like: Tensor) -> Deferred:
+    @classmethod
+    def of(cls, pending: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Lazy:
         make: Any = Tensor._make_wrapper_subclass
-        made: Deferred = make(Deferred, like.shape, dtype=like.dtype, device=like.device)
-        made._pending, pending.output = pending, weakref.ref(made)
+        made: Lazy = make(cls, shape, dtype=dtype, device=device)
+        made._pending = pending
         return made
 
     @classmethod
@@ -44,7 +43,7 @@ class Deferred(Tensor):
         keywords = keywords or {}
         with torch._C.DisableTorchFunctionSubclass():
             self = arguments[0] if arguments else None
-            if isinstance(self, Deferred):
+            if isinstance(self, Lazy):
                 if name in _OF_GRADIENT:
                     self._pending.is_kept = True
                 elif (name in _OF_STORAGE and not how) or (name == "data" and how == "get"):
@@ -57,13 +56,17 @@ class Deferred(Tensor):
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, arguments: Sequence[Any] = (),
                            keywords: Optional[Dict[str, Any]] = None) -> Any:
-        of: Dict[int, Deferred] = {}
+        of: Dict[int, Lazy] = {}
 
         def number(value: Any) -> Any:
-            if not isinstance(value, Deferred):
+            if not isinstance(value, Lazy):
                 return value
             found = value._pending.result()
             of[id(found)] = value
             return found
         made = function(*tree_map(number, arguments), **tree_map(number, keywords or {}))
         return tree_map(lambda value: of.get(id(value), value), made)  # what was written in place is what it was
+
+
+class Deferred(Lazy):
+    """_pending is a chain.Pending."""

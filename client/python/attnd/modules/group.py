@@ -162,12 +162,38 @@ class GroupModule(Module):
         return super()._step(request, timeout or PATIENCE)
 
     def put_kinds(self, kinds: Mapping[str, Mapping[str, ArrayLike]], **options: Any) -> None:
-        """Rank 0's tensors, for all."""
-        self._ranks.first(lambda: super(GroupModule, self).put_kinds(kinds, **options))
-        if self._ranks.rank != 0:
+        """Rank 0's tensors, for all. Where the daemon has lost the state these begin another one, of a later owner epoch:
+        the ranks register with it, and what they have of the lost state is no longer theirs."""
+        owner = self._ranks.gather(self._ranks.first(lambda: self._put(kinds, **options)))[0]
+        if owner != self.owner_epoch:
+            registration = self.registration._replace(owner_epoch=owner)
+            GroupModule.__init__(self, self.client, self._ranks, registration, options.get("timeout"))
+        elif self._ranks.rank != 0:
             self._run("attnd_module_follow", timeout=options.get("timeout"))
             self.weights_complete = True
         self._ranks.agree("offload", {"the state of the module, where they reach the same daemon,": self.sequence})
+
+    def _put(self, kinds: Mapping[str, Mapping[str, ArrayLike]], **options: Any) -> int:
+        """Rank 0's part. Gives the owner epoch of the state."""
+        if not self._has_lost_state():
+            super().put_kinds(kinds, **options)
+            return self.owner_epoch
+        self._run("attnd_module_join", 0, 1)  # one of several has to stay with the owner epoch
+        try:
+            super().put_kinds(kinds, **options)
+            self.owner_epoch = int(self.status()["owner_epoch"])
+        finally:
+            self._run("attnd_module_join", 0, self._ranks.size)
+        return self.owner_epoch
+
+    def _has_lost_state(self) -> bool:
+        try:
+            self.status()
+        except FailedPrecondition as error:
+            if error.reason != "STATE_LOST":
+                raise
+            return True
+        return False
 
     def get_kinds(self, kinds: Sequence[str], names: Optional[Iterable[str]] = None, *, timeout: Optional[float] = None
                   ) -> Dict[str, Dict[str, Array]]:

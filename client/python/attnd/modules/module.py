@@ -242,7 +242,7 @@ class Module:
                 positions: Optional[Sequence[int]] = None, cu_seqlens: Optional[ArrayLike] = None,
                 memory: Optional[ArrayLike] = None, memory_lengths: Optional[ArrayLike] = None,
                 memory_cu_seqlens: Optional[ArrayLike] = None, seed: int = 0, offset: int = 0,
-                layers: Optional[Tuple[int, int]] = None, makes_room: bool = False,
+                layers: Optional[Tuple[int, int]] = None, makes_room: bool = False, sequences_before: int = 0,
                 timeout: Optional[float] = None) -> Any:
         """y of x [batch, length, width] (or [length, width]) in the layout's element; with keep, (y, activations).
 
@@ -252,7 +252,7 @@ class Module:
         each and the total; memory_cu_seqlens for memory [total, memory_width]. seed, offset: dropout's; offset numbers the
         micro-batch. layers: (first, end) of those to run, None: all; x is the first one's input, and a backward is of the
         same ones. makes_room: where activations that wait for their backward leave no room, the oldest are computed again
-        then.
+        then. sequences_before: of a larger x, of which this one, not packed, is a part; dropout is that of the larger one.
         """
         taken = self._array("x", x)
         shape = taken.shape if taken.ndim == 3 else (1, *taken.shape)
@@ -260,6 +260,7 @@ class Module:
             raise wrong("x", f"[batch, length, {self.layout.width}]", taken.shape)
         training = keep if training is None else training
         rows, bits = self._rows(shape, kv_lengths, mask, positions, cu_seqlens)
+        rows += wire.number(6, sequences_before * shape[1]) + wire.number(9, sequences_before)
         second = None if memory is None else self._array("memory", memory)
         rows += self._memory_rows(shape, second, memory_lengths, memory_cu_seqlens, cu_seqlens is not None)
         header = (wire.message(3, rows) + wire.number(5, int(training)) + wire.fixed64(6, seed % (1 << 64))
@@ -392,14 +393,17 @@ class Module:
         """As get, for several kinds, all of one state."""
         wanted = list(self._shapes) if names is None else list(names)
         found: Dict[str, Dict[str, Array]] = {}
-        made = []
         for kind in kinds:
             found[kind] = {name: np.empty(self._parameter(name).shape, np.float32) for name in wanted
                            if kind == "weight" or self._parameter(name).trained}
-            made += [_tensor(kind, name, array, 3) for name, array in found[kind].items()]
+        self._fill(found, timeout)
+        return found
+
+    def _fill(self, kinds: Mapping[str, Mapping[str, Array]], timeout: Optional[float] = None) -> None:
+        """Writes tensors into these arrays, float32 and contiguous."""
+        made = [_tensor(kind, name, array, 3) for kind, arrays in kinds.items() for name, array in arrays.items()]
         if made:
             self._run("attnd_module_get", (_native.ModuleTensor * len(made))(*made), len(made), timeout=timeout)
-        return found
 
     def status(self, *, timeout: Optional[float] = None) -> Dict[str, Any]:
         """Asks the daemon about it; the names are those of attnd.v1.ModuleStatus."""

@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterator, List, NoReturn, Sequence, Tuple
 import torch
 from torch import nn
 
+from .chain import uncompiled
 from .stack import RemoteStack
 from .states import after_state_dict, before_state_dict, take_state_dict
 
@@ -76,10 +77,17 @@ class RemoteRanges(nn.Module):
         self._modules[name] = layer
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        x = self.stacks[0](*arguments, **keywords)
-        for stack in self.stacks[1:]:
-            x = stack(x[0] if isinstance(x, tuple) else x, *arguments[1:], **keywords)
-        return x
+        if torch.compiler.is_dynamo_compiling():
+            return uncompiled(self.run)(arguments, keywords)
+        return self.run(arguments, keywords)
+
+    def run(self, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Any:
+        """All layers. Those of the last stack have the others' computed, each micro-batch as it comes."""
+        *others, last = self.stacks
+        for stack in others:
+            x = stack.run(arguments, keywords, is_now=False)
+            arguments = (x[0] if isinstance(x, tuple) else x, *arguments[1:])
+        return last.run(arguments, keywords)
 
     def extra_repr(self) -> str:
         return "; ".join(f"{len(stack)} layers {stack.extra_repr()}" for stack in self.stacks)

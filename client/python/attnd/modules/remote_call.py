@@ -3,6 +3,7 @@ such calls, one layer's output into the next, at once."""
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -45,7 +46,7 @@ class Run:
         element, rows = module.layout.element, call.enter(x)
         given: Dict[str, Any] = dict(kv_lengths=call.kv_lengths, positions=call.positions, seed=seed,
                                      mask=None if call.mask is None else call.mask.cpu().numpy(),
-                                     timeout=self.stack._options.timeout)
+                                     sequences_before=call.before, timeout=self.stack._options.timeout)
         if self.layers != (0, len(self.stack)):
             given["layers"] = self.layers
         if call.cu_seqlens is not None:
@@ -59,18 +60,23 @@ class Run:
             y = module.forward(bits, training=drops, makes_room=True, **given)
         return call.leave(tensor_of(y, element, x.dtype, x.device).reshape(rows.shape))
 
-    def backward(self, dy: Tensor) -> None:
-        stack, module, call = self.stack, self.module, self.call
+    def check_backward(self, dy: Tensor) -> bool:
+        """Whether the backward that is under way is of parameters too."""
+        stack = self.stack
         stack.device = dy.device
-        if module is not stack.module:
+        if self.module is not stack.module:
             raise FailedPrecondition("backward: expected the module of its forward, got one that was registered since: a "
                                      "call between them needed more rows, or another mask; give offload max_rows for the "
                                      "longest call, or call backward before it")
         local = not stack._options.server_optimizer
-        names = stack.names_of(self.layers)
-        trained = not stack.in_module().isdisjoint(names) and (local or stack.wants_gradients())
+        trained = not stack.in_module().isdisjoint(stack.names_of(self.layers)) and (local or stack.wants_gradients())
         if not local and trained:
             stack.before_backward()
+        return trained
+
+    def backward(self, dy: Tensor) -> None:
+        stack, local = self.stack, not self.stack._options.server_optimizer
+        names, trained = stack.names_of(self.layers), self.check_backward(dy)
         if self.activations is None:
             if not local and trained:
                 stack.after_backward(names, is_empty=True)
@@ -82,22 +88,28 @@ class Run:
         if local and self.versions != stack.versions():
             raise RuntimeError("one of the parameters needed for gradient computation has been modified by an inplace "
                                "operation since this stack's forward")
-        element, power = module.layout.element, 1.0
+        power = self.send_backward(dy, trained)
+        if not local and trained:
+            stack.after_backward(names, is_empty=False)
+        if local and trained:
+            self.gradients = stack.gradients(self.module, names, power)
+
+    def send_backward(self, dy: Tensor, trained: bool) -> float:
+        """Makes dx and d_memory. Gives what dy was multiplied by."""
+        stack, module, call, element, power = self.stack, self.module, self.call, self.module.layout.element, 1.0
         if element == "f16":
-            power = stack.choose_power(float(torch.linalg.vector_norm(dy, math.inf)), not local and trained)
+            adds = trained and stack._options.server_optimizer
+            power = stack.choose_power(float(torch.linalg.vector_norm(dy, math.inf)), adds)
             dy = dy.to(torch.float32) * power
         rows = call.enter(dy)
         dx = module.backward(bits_of(rows[0] if call.cu_seqlens is not None else rows, element), self.activations,
                              want_dx=self.wants_dx, weight_gradients=trained, timeout=stack._options.timeout)
-        if not local and trained:
-            stack.after_backward(names, is_empty=False)
         if self.memory_like is not None and dx is not None:
             dx, made = dx
             self.d_memory = _lowered(made, element, power, self.memory_like.dtype, self.memory_like.device)
         if dx is not None:
             self.dx = call.leave(_lowered(dx, element, power, self.x_type, self.device).reshape(rows.shape))
-        if local and trained:
-            self.gradients = stack.gradients(module, names, power)
+        return power
 
 
 def _lowered(array: Any, element: str, power: float, to: torch.dtype, device: torch.device) -> Tensor:
@@ -123,7 +135,7 @@ class Part:
 
     def backward(self, dy: Tensor) -> Tuple[Any, ...]:
         if self.run is None:
-            self.pending().compute()
+            self.pending().result()
         run = self.run
         assert run is not None
         d_memory: Optional[Tensor] = None
@@ -133,7 +145,7 @@ class Part:
         if self.begins:
             dx, run.dx = run.dx, None
         else:
-            dx = dy.new_zeros(()).expand(dy.shape)  # nobody reads it
+            dx = torch.zeros((), dtype=dy.dtype, device=dy.device).expand(dy.shape)  # nobody reads it
         if self.stack._options.server_optimizer:
             return None, None, dx, d_memory
         gradients: List[Optional[Tensor]] = [run.gradients.get(name) for name in self.stack.names_of(self.layers)]
@@ -149,7 +161,11 @@ class LayerCall(torch.autograd.Function):
         part = ctx.part = pending.part
         part.needs_grad = pending.chain.grad_enabled and any(ctx.needs_input_grad)
         part.wants_dx = any(ctx.needs_input_grad[2:4])
-        made: Tensor = pending.compute() if pending.is_now else Deferred.of(pending, x)
+        if pending.is_now:
+            now: Tensor = pending.result()
+            return now
+        made = Deferred.of(pending, x.shape, x.dtype, x.device)
+        pending.output = weakref.ref(made)
         return made
 
     @staticmethod

@@ -30,7 +30,7 @@ from .module import Activations, GradientNorms, Module, ParameterStep, Registrat
 __all__ = ["ReplicaModule", "Replicas"]
 
 _RECOVERIES = 8  # of one call; each follows a restart of the daemon
-_BUCKET = 4 << 20  # numbers that are summed at a time, or one parameter
+_BUCKET = 4 << 20  # about so many numbers are summed at a time
 _EXCHANGE_SECONDS = 60.0  # for which daemons wait for each other, beside the time that the bytes take
 _SLOWEST = 64 << 20  # bytes a second of a link between daemons
 _MOST_FAILURES = 3  # exchanges in turn; the next ones go through the workers
@@ -68,29 +68,18 @@ class Replicas(Ranks):
             ranks = [distributed.get_global_rank(self._group, rank) for rank in range(self.count)]
             self._leaders = distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
-    def sum(self, arrays: Sequence[Array]) -> None:
-        """Replaces each first rank's arrays by their sums, added in the order of replicas. Each rank adds up a part of the
-        numbers, so that it sends and receives 2 (R - 1) / R times their bytes."""
-        waiting: List[torch.Tensor] = []
-        for n, array in enumerate(arrays):
-            waiting.append(torch.from_numpy(array.reshape(-1)))
-            if n == len(arrays) - 1 or sum(one.numel() for one in waiting) >= _BUCKET:
-                self._sum(waiting)
-                waiting = []
-
-    def _sum(self, parts: Sequence[torch.Tensor]) -> None:
-        sizes = [one.numel() for one in parts]
-        share = -(-sum(sizes) // self.count)
-        bucket = torch.zeros(share * self.count)
-        torch.cat(list(parts), out=bucket[:sum(sizes)])
-        shares = torch.empty_like(bucket)
-        self._distributed.all_to_all_single(shares, bucket, group=self._leaders)
-        first, *others = shares.view(self.count, share)
-        for one in others:
-            first += one
-        self._distributed.all_gather(list(bucket.view(self.count, share)), first.clone(), group=self._leaders)
-        for part, summed in zip(parts, torch.split(bucket[:sum(sizes)], sizes)):
-            part.copy_(summed)
+    def sum(self, numbers: Array) -> None:
+        """Replaces each first rank's numbers, a multiple of the replicas of them, by their sums, added in the order of
+        replicas. Each rank adds up a part of them, so that it sends and receives 2 (R - 1) / R times their bytes."""
+        most = -(-_BUCKET // self.count) * self.count
+        received = torch.empty(min(most, numbers.size))
+        for bucket in torch.split(torch.from_numpy(numbers), most):
+            shares = received[:bucket.numel()]
+            self._distributed.all_to_all_single(shares, bucket, group=self._leaders)
+            first, *others = shares.view(self.count, -1)
+            for one in others:
+                first += one
+            self._distributed.all_gather_into_tensor(bucket, first, group=self._leaders)
 
     def spread(self, array: Array) -> Array:
         """Rank 0's numbers, on each first rank."""
@@ -164,6 +153,7 @@ class ReplicaModule(Module):
         self._current = 0  # the sequence of the replica's first rank, when all met last
         self._is_summed = False
         self._sums: Optional[Dict[str, Array]] = {}  # of a first rank, until the step; None: daemons alone have them
+        self._numbers = np.empty(0, np.float32)  # end to end, where workers add them up; used in each step
         self._is_direct = False  # daemons exchange them
         self._group = b""  # of the daemons; of all ranks the same once they have met
         self._failures = 0  # of exchanges in turn
@@ -347,7 +337,9 @@ class ReplicaModule(Module):
             expected, held = self._added * self._ranks.members, max(self.status()["micro_batches"], default=0)
             if held != expected:
                 raise FailedPrecondition(f"micro_batches: expected {expected}, got {held}", reason="GRADIENT_INCOMPLETE")
-            self._sums = super().get_kinds(["gradient"])["gradient"]
+            sums = self._room_for_sums()
+            self._fill({"gradient": sums})
+            self._sums = sums
         except AttndError as error:
             if not _is_lost(error):
                 raise
@@ -356,9 +348,17 @@ class ReplicaModule(Module):
 
     def _sum_here(self) -> None:
         """Adds up what has been fetched."""
-        if self._ranks.leads:
-            self._ranks.sum(list((self._sums or {}).values()))
+        if self._ranks.leads and self._sums:
+            self._ranks.sum(self._numbers)
         self._meet("putting", (lambda: self._recovering(self._put_sums)) if self._ranks.leads else None)
+
+    def _room_for_sums(self) -> Dict[str, Array]:
+        """Trained parameters' parts of _numbers."""
+        shapes = {one.name: one.shape for one in self.layout.parameters if one.trained}
+        ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
+        if not self._numbers.size:
+            self._numbers = np.zeros(-(-ends[-1] // self._ranks.count) * self._ranks.count, np.float32)
+        return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), np.split(self._numbers, ends))}
 
     def _sum_on_daemons(self) -> bool:
         """Whether all replicas have the sums. Otherwise all have their own gradients as before, or have lost them."""

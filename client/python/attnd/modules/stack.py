@@ -26,6 +26,7 @@ from .group import GroupModule, Ranks
 from .layers import Described, Variant, refuse
 from .layout import Layout
 from .leases import renew
+from .micro_batches import Line
 from .module import AdamW, GradientNorms, Module, Registration, SGD, StepValues
 from .numbers import digest, host, own
 from .owning import Owning, optimizers
@@ -56,6 +57,7 @@ class StackOptions(NamedTuple):
     replay_mib: int
     snapshot_every: Optional[int]
     timeout: Optional[float]
+    micro_batches: int = 1
 
 
 def describe_all(layers: Sequence[Tuple[Any, nn.Module]], variant: Variant) -> List[Described]:
@@ -107,7 +109,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
         for name, layer in layers:
             self.add_module(name, layer)
         self.training = layers[0][1].training
-        self._client, self._options = client, options
+        self._client, self._options, self.line = client, options, Line()
         self._name = options.name or f"stack-{uuid.uuid4().hex}"
         self._lock = threading.RLock()
         self._module: Optional[Module] = None
@@ -477,13 +479,13 @@ class RemoteStack(Stepping, Owning, nn.Module):
                 and one.positions == other.positions and same(one.cu_seqlens, other.cu_seqlens)
                 and same(one.memory, other.memory) and one.memory_lengths == other.memory_lengths)
 
-    def run(self, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Any:
+    def run(self, arguments: Tuple[Any, ...], keywords: Dict[str, Any], is_now: bool = True) -> Any:
         """All layers."""
         with self._lock:
             self.look()
             layers = [layer for _, layer in self._layers()]
             if not any(has_hooks(layer) or not isinstance(layer.forward, LayerForward) for layer in layers):
-                return call_layers(self, (0, len(self)), arguments, keywords)
+                return call_layers(self, (0, len(self)), arguments, keywords, is_now=is_now)
         x = layers[0](*arguments, **keywords)
         for layer in layers[1:]:
             x = layer(x[0] if isinstance(x, tuple) else x, *arguments[1:], **keywords)

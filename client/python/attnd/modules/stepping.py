@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import FailedPrecondition, Unimplemented, wrong
+from .micro_batches import Line
 from .module import AdamW, GradientNorms, Module, ParameterStep, SGD, StepValues
 from .numbers import digest, host, own
 from .parameters import GradientState, RemoteGradient
@@ -26,6 +27,7 @@ class Stepping:
     steps: Dict[str, int]  # of each parameter
     device: torch.device  # of the last backward
     hides: bool  # the gradients
+    line: Line  # of calls in micro-batches
     _lock: threading.RLock
     _module: Optional[Module]
     _needs: Any
@@ -135,6 +137,7 @@ class Stepping:
     def flush(self) -> None:
         """Does the steps that wait."""
         with self._lock:
+            self.line.finish()
             if not self._staged or self._module is None:
                 return
             self.run_pending()
@@ -286,6 +289,7 @@ class Stepping:
 
     def settle(self) -> None:
         """Clears what the daemon has where nobody wants any of it."""
+        self.line.finish()
         if any(not state.is_lost and not state.is_zero for state in self._grads.values()):
             return
         self._norms = None
