@@ -1,6 +1,7 @@
 #include "base/non_temporal_copy.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <system_error>
@@ -17,8 +18,8 @@ namespace attnd {
 namespace {
 
 // One core copied 7 GB/s on a host whose memory gives several times that.
-constexpr size_t kPartBytes = size_t{4} << 20;
-constexpr size_t kMostParts = 4;
+constexpr size_t kPartBytes = size_t{1} << 20;
+constexpr int kMostThreads = 8;
 
 void CopyPart(std::byte* to, const std::byte* from, size_t size) {
 #if defined(__SSE2__)
@@ -44,21 +45,23 @@ void CopyPart(std::byte* to, const std::byte* from, size_t size) {
 
 }  // namespace
 
-void CopyNonTemporal(std::byte* to, const std::byte* from, size_t size) {
+void CopyNonTemporal(std::byte* to, const std::byte* from, size_t size, int most_threads) {
   if (size < 2 * kPartBytes) return CopyPart(to, from, size);
-  static const auto most_parts = std::min(kMostParts, static_cast<size_t>(AvailableCpus()));
-  const size_t parts = std::min(size / kPartBytes, most_parts);
-  const size_t part = size / parts;
-  std::vector<std::thread> threads;
-  size_t rest = size;  // the first bytes, which this thread copies
-  try {
-    while (threads.size() + 1 < parts) {
-      threads.emplace_back(&CopyPart, to + rest - part, from + rest - part, part);
-      rest -= part;
+  static const int usual_threads = std::clamp(AvailableCpus() / 2, 1, kMostThreads);
+  const auto most = static_cast<size_t>(most_threads > 0 ? most_threads : usual_threads);
+  // Each takes the next part, so that a thread that begins late holds nobody up.
+  std::atomic<size_t> next_part = 0;
+  const auto copy_parts = [&] {
+    for (size_t at; (at = kPartBytes * next_part++) < size;) {
+      CopyPart(to + at, from + at, std::min(kPartBytes, size - at));
     }
+  };
+  std::vector<std::thread> threads;
+  try {
+    while (threads.size() + 1 < std::min(size / kPartBytes, most)) threads.emplace_back(copy_parts);
   } catch (const std::system_error&) {  // no more threads are to be had
   }
-  CopyPart(to, from, rest);
+  copy_parts();
   for (std::thread& thread : threads) thread.join();
 }
 

@@ -23,13 +23,15 @@ TEST(CopyNonTemporal, CopiesExactlyTheBytesAtAnyAlignmentAndSize) {
   }
 }
 
-TEST(CopyNonTemporal, CopiesAllPartsOfALargeOne) {
-  for (const size_t size : {(size_t{8} << 20) - 1, (size_t{16} << 20) + 77}) {
-    std::vector<std::byte> from(size), to(size + 1);
-    for (size_t n = 0; n < size; ++n) from[n] = static_cast<std::byte>(n * 2654435761U >> 13);
-    CopyNonTemporal(to.data(), from.data(), size);
-    EXPECT_EQ(std::memcmp(to.data(), from.data(), size), 0);
-    EXPECT_EQ(to[size], std::byte{0});
+TEST(CopyNonTemporal, CopiesAllPartsOfALargeOneWithAnyThreads) {
+  for (const size_t size : {(size_t{2} << 20) - 1, size_t{2} << 20, (size_t{5} << 20) + 77}) {
+    for (const int threads : {0, 1, 3, 8}) {
+      std::vector<std::byte> from(size), to(size + 1);
+      for (size_t n = 0; n < size; ++n) from[n] = static_cast<std::byte>(n * 2654435761U >> 13);
+      CopyNonTemporal(to.data(), from.data(), size, threads);
+      EXPECT_EQ(std::memcmp(to.data(), from.data(), size), 0) << size << " by " << threads;
+      EXPECT_EQ(to[size], std::byte{0});
+    }
   }
 }
 

@@ -10,6 +10,7 @@ import pytest
 
 import attnd
 from attnd import _memory
+from attnd.modules import Layout
 
 MIB = 1 << 20
 F32 = np.dtype(np.float32)
@@ -95,6 +96,25 @@ def test_results_of_calls_are_apart_while_they_live_and_reuse_memory_afterwards(
     assert len(places | {address(array) for array in results}) == 6
     del again, one, other
     assert address(client.forward(*given[0]).out) in places
+
+
+def test_results_of_modules_reuse_memory(client, cache, rng):
+    layout = Layout(256)
+    block = layout.block()
+    block.norm(0, "rms", block.parameter("weight", 256))
+    layout.layer(block, "")
+    module = attnd.register(layout, client, name="reused.results", optimizer=attnd.SGD(), max_rows=2048)
+    module.put({"weight": np.ones(256, np.float32)})
+    x = rng.standard_normal((1, 2048, 256)).astype(np.float32)
+    y, activations = module.forward(x, keep=True)
+    dx = module.backward(x, activations)
+    kept, places = y.copy(), {address(y), address(dx)}
+    del dx
+    other = module.forward(2 * x)
+    assert np.array_equal(y, kept) and address(other) in places - {address(y)}
+    del y, other
+    assert {address(module.forward(x)) for _ in range(4)} <= places
+    module.release()
 
 
 def test_torch_results_reuse_memory(client, cache):

@@ -6,6 +6,7 @@ import pytest
 from conftest import Daemon
 
 import attnd
+from attnd.modules import Layout
 
 SHAPE = (2, 4, 300, 64)  # batch, heads, length, dim: 600 KiB in float32
 
@@ -61,6 +62,35 @@ def test_shapes_and_types(unix_daemon, shape, dtype):
     with attnd.connect(unix_daemon.unix) as client:
         array = client.empty(shape, dtype)
     assert array.shape == np.empty(shape).shape and array.dtype == dtype and array.flags.writeable
+
+
+def test_results_of_modules_may_lie_there(unix_daemon, rng):
+    layout = Layout(64)
+    block = layout.block()
+    block.norm(0, "rms", block.parameter("weight", 64))
+    layout.layer(block, "")
+    x = rng.standard_normal((2, 200, 64)).astype(np.float32)  # 100 KiB
+    with attnd.connect(unix_daemon.unix) as client:
+        module = attnd.register(layout, client, name="shared.results", optimizer=attnd.SGD(), max_rows=400)
+        module.put({"weight": rng.standard_normal(64).astype(np.float32)})
+        wanted, activations = module.forward(x, keep=True)
+        wanted_dx = module.backward(x, activations)
+        y, dx = client.empty(x.shape), client.empty(x.shape)
+        again, activations = module.forward(x, keep=True, out=y)
+        assert again is y and np.array_equal(y, wanted)
+        assert module.backward(x, activations, out=dx) is dx and np.array_equal(dx, wanted_dx)
+        read_only = np.empty(x.shape, np.float32)
+        read_only.flags.writeable = False
+        for out, expected in [(np.empty((400, 64), np.float32), "shape"), (np.empty(x.shape, np.float16), "element"),
+                              (np.empty((*x.shape, 2), np.float32)[..., 0], "contiguous"), (read_only, "written")]:
+            with pytest.raises(attnd.InvalidArgument, match=f"^out: .*{expected}"):
+                module.forward(x, out=out)
+        with pytest.raises(attnd.InvalidType, match="^out: expected a NumPy array"):
+            module.forward(x, out=x.tolist())
+        _, activations = module.forward(x, keep=True)
+        with pytest.raises(attnd.InvalidArgument, match="^out: expected None with want_dx=False"):
+            module.backward(x, activations, want_dx=False, out=dx)
+        module.release()
 
 
 def test_ordinary_memory_where_nothing_is_shared(daemon, rng):

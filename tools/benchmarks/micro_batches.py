@@ -37,7 +37,7 @@ def parse():
     add("--layers", type=int, default=24)
     add("--width", type=int, default=1024)
     add("--backend", default="cuda")
-    add("--precision", default="f16")
+    add("--precision", default="f16", help="bf16, f16 or f32")
     add("--server", default="bazel-bin/server/attnd")
     add("--timeline", action="store_true", help="print when each call of the last step has begun and ended")
     return parser.parse_args()
@@ -83,7 +83,8 @@ def timeline(stacks, lines):
 def main():
     args = parse()
     flags = ["--backend", args.backend, *(["--cpu_threads", "1"] if args.backend == "cpu" else [])]
-    torch.set_num_threads(1)
+    if args.backend == "cpu":
+        torch.set_num_threads(1)  # daemons compute on the others
     with contextlib.ExitStack() as ended:
         for number, name in enumerate(("a", "b")):
             os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
@@ -93,7 +94,8 @@ def main():
             ended.callback(attnd.torch.disconnect, name)
         generator = torch.Generator().manual_seed(1)
         x, dy = torch.randn(2, args.tokens // args.length, args.length, args.width, generator=generator)
-        x, dy = (x.half(), (dy / 1024).half()) if args.precision == "f16" else (x, dy / 1024)
+        element = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[args.precision]
+        x, dy = x.to(element), (dy / 1024).to(element)
         parts = list(zip(x.chunk(args.micro_batches), dy.chunk(args.micro_batches)))
         ways = {"one daemon, one call": (stack_of(args, server="a"), [(x, dy)]),
                 "one daemon, calls in turn": (stack_of(args, server="a"), parts),

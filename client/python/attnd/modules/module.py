@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, List, Literal, Mapping, NamedTuple, Opti
 
 import numpy as np
 
-from .. import _arrays, _checks, _native
+from .. import _arrays, _checks, _memory, _native
 from .. import _protobuf as wire
 from .._arrays import Array, ArrayLike, Tensor
 from .._call import Call, CallOptions, Handle
@@ -243,7 +243,7 @@ class Module:
                 memory: Optional[ArrayLike] = None, memory_lengths: Optional[ArrayLike] = None,
                 memory_cu_seqlens: Optional[ArrayLike] = None, seed: int = 0, offset: int = 0,
                 layers: Optional[Tuple[int, int]] = None, makes_room: bool = False, sequences_before: int = 0,
-                timeout: Optional[float] = None) -> Any:
+                out: Optional[Array] = None, timeout: Optional[float] = None) -> Any:
         """y of x [batch, length, width] (or [length, width]) in the layout's element; with keep, (y, activations).
 
         training: with dropout; None: keep. kv_lengths [batch]: rows beyond are padding. mask: bool [batch or 1, heads or 1,
@@ -253,6 +253,8 @@ class Module:
         micro-batch. layers: (first, end) of those to run, None: all; x is the first one's input, and a backward is of the
         same ones. makes_room: where activations that wait for their backward leave no room, the oldest are computed again
         then. sequences_before: of a larger x, of which this one, not packed, is a part; dropout is that of the larger one.
+        out: a contiguous array of x's shape that receives y, and is what is returned; one of the client's empty() is not
+        copied.
         """
         taken = self._array("x", x)
         shape = taken.shape if taken.ndim == 3 else (1, *taken.shape)
@@ -269,7 +271,7 @@ class Module:
             if not 0 <= layers[0] < layers[1] <= len(self.layout.layers):
                 raise wrong("layers", f"(first, end) within 0 and {len(self.layout.layers)}", layers)
             header += wire.number(14, layers[0]) + wire.number(15, layers[1])
-        y = np.empty(taken.shape, taken.dtype)
+        y = self._result(out, taken)
         kept = Activations(self._native, taken.shape, second)
         tensors = _native.ModuleForward(
             header=header, header_bytes=len(header), x=address(taken), x_bytes=taken.nbytes, memory=address(second),
@@ -277,26 +279,30 @@ class Module:
             mask_bits_bytes=0 if bits is None else bits.nbytes, y=address(y),
             keep=ctypes.addressof(kept.pointer) if keep else None)
         self._run("attnd_module_forward", ctypes.byref(tensors), timeout=timeout)
-        given = _arrays.give(Tensor(y, self.layout.element))
+        given = _arrays.give(Tensor(y, self.layout.element)) if out is None else out
         return (given, kept) if keep else given
 
     def backward(self, dy: ArrayLike, activations: Activations, *, want_dx: bool = True, weight_gradients: bool = True,
-                 timeout: Optional[float] = None) -> Any:
+                 out: Optional[Array] = None, timeout: Optional[float] = None) -> Any:
         """dx, and the weights' gradients added to those since the last step; (dx, d_memory) where there was a memory.
-        want_dx=False gives None."""
+        want_dx=False gives None. out: receives dx, as forward's receives y."""
         taken = self._array("dy", dy)
         if taken.shape != activations.shape:
             raise wrong("dy", f"shape {activations.shape}, as x has", taken.shape)
-        dx = np.empty(taken.shape, taken.dtype) if want_dx else None
+        if out is not None and not want_dx:
+            raise wrong("out", "None with want_dx=False", "an array")
+        dx = self._result(out, taken) if want_dx else None
         memory = None
         if want_dx and activations.memory_shape is not None:
-            memory = np.empty(activations.memory_shape, taken.dtype)
+            memory = _memory.empty(activations.memory_shape, taken.dtype)
         tensors = _native.ModuleBackward(activations=activations.pointer, dy=address(taken), dy_bytes=taken.nbytes,
                                          dx=address(dx), d_memory=address(memory),
                                          d_memory_bytes=0 if memory is None else memory.nbytes,
                                          no_weight_gradients=int(not weight_gradients))
         self._run("attnd_module_backward", ctypes.byref(tensors), timeout=timeout)
         found = [None if made is None else _arrays.give(Tensor(made, self.layout.element)) for made in (dx, memory)]
+        if out is not None:
+            found[0] = out
         return found[0] if memory is None else tuple(found)
 
     def gradient_stats(self, *, timeout: Optional[float] = None) -> Tuple[float, bool]:
@@ -443,6 +449,21 @@ class Module:
         taken = _arrays.cast(_arrays.take(field, value), self.layout.element)
         made: Array = np.ascontiguousarray(taken.bits)
         return made
+
+    def _result(self, out: Optional[Array], like: Array) -> Array:
+        """An array's bits, which receive a result of this shape and type: those of `out`, or new ones."""
+        if out is None:
+            return _memory.empty(like.shape, like.dtype)
+        if not isinstance(out, np.ndarray):
+            raise wrong_type("out", "a NumPy array", out)
+        bits, element = _arrays.take("out", out)
+        if bits.shape != like.shape:
+            raise wrong("out", f"shape {like.shape}", bits.shape)
+        if element != self.layout.element:
+            raise wrong("out", f"the layout's element, {self.layout.element}", element)
+        if not bits.flags.c_contiguous or not bits.flags.writeable:
+            raise wrong("out", "a contiguous array that can be written", "another")
+        return bits
 
     def _parameter(self, name: str) -> Parameter:
         found = self._shapes.get(name)
