@@ -6,7 +6,8 @@
 //   the weights are those that an undisturbed run has at this sequence: each call counted once
 //   no step is lost of which a reply said that it is durable
 //   memory, staging memory, places and room have come back, and quotas hold before allocations
-// Mistakes that are planted are found. ATTND_TEST_SCHEDULES says how many schedules.
+// Mistakes that are planted are found. ATTND_TEST_SCHEDULES says how many schedules run,
+// ATTND_TEST_SEED which is the first.
 #include <grpcpp/support/byte_buffer.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -702,11 +703,16 @@ class ModuleSimulation : public ::testing::Test {
   std::vector<std::string> weights_;
 };
 
+uint64_t NumberFrom(const char* variable, uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
 TEST_F(ModuleSimulation, CountsEachCallOnceAndLosesNoDurableStep) {
-  const char* count = std::getenv("ATTND_TEST_SCHEDULES");
-  const uint64_t schedules = count == nullptr ? 600 : std::strtoull(count, nullptr, 10);
-  for (uint64_t seed = 1; seed <= schedules; ++seed) {
-    ASSERT_EQ(Run(seed, Planted::kNone), "") << "seed " << seed;
+  const uint64_t first = NumberFrom("ATTND_TEST_SEED", 1);
+  const uint64_t end = first + NumberFrom("ATTND_TEST_SCHEDULES", 600);
+  for (uint64_t seed = first; seed < end; ++seed) {
+    ASSERT_EQ(Run(seed, Planted::kNone), "") << "ATTND_TEST_SEED=" << seed;
   }
 }
 
