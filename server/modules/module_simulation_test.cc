@@ -44,7 +44,7 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kLastSequence = 5, kMicroBatches = 2;
 constexpr int64_t kWidth = 8, kRows = 2;
-constexpr int64_t kModuleBytes = 20'000;  // room for two modules, not for four
+constexpr int64_t kModuleBytes = 6'000;  // room for three modules, not for four
 constexpr int kFaultyTicks = 120, kMostTicks = 4000;
 
 // Mistakes that a daemon could make.
@@ -501,6 +501,7 @@ class Simulation {
     daemon_->disk.FailOften(Happens(0.2) ? 0.1 : 0);
     if (Happens(0.1)) return RegisterNeighbour();
     if (Happens(0.1)) return ReleaseNeighbour();
+    if (!IsFaulty() && !neighbours_.empty()) return ReleaseNeighbour();  // the client gets room
     const int64_t what = random_.Between(0, 2);
     if (what == 0 || (on_way_.empty() && answers_.empty())) return Send();
     if (what == 1 && !on_way_.empty()) return Deliver();
