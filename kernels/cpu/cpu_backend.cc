@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <deque>
@@ -14,9 +15,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "attention/cost.h"
 #include "attention/mask_plans.h"
 #include "base/check.h"
@@ -38,7 +41,7 @@ constexpr double kAloneSeconds = 200e-6;
 // Launches at once: while one computes, the next is prepared, and short ones run beside it.
 constexpr int kLaunches = 2;
 
-using Instant = std::chrono::steady_clock::time_point;
+using SteadyClock = std::chrono::steady_clock;
 
 std::string ProcessorName() {
   std::ifstream file("/proc/cpuinfo");
@@ -65,6 +68,58 @@ class Scratch {
 
  private:
   float* floats_;
+};
+
+// A launch's turn on all threads. Launches that wait have it in the order in which they came, and
+// one that goes on after kSlice comes behind them: a long one holds up the others no longer.
+class PoolTurns {
+ public:
+  class Turn {
+   public:
+    explicit Turn(PoolTurns& turns) : turns_(turns) { Take(); }
+    ~Turn() { Give(); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+    // Another launch waits, and this one has had its share. Any of the pool's threads.
+    bool IsOver() const {
+      return turns_.last_.load(std::memory_order_relaxed) != number_ &&
+             SteadyClock::now() - began_ >= kSlice;
+    }
+    void Pass() {
+      const SteadyClock::time_point passed = SteadyClock::now();
+      Give();
+      Take();
+      waited_ += SteadyClock::now() - passed;
+    }
+    SteadyClock::duration waited() const { return waited_; }  // since it was first there
+
+   private:
+    void Take() {
+      absl::MutexLock lock(&turns_.mutex_);
+      number_ = ++turns_.last_;
+      auto ready = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return turns_.now_ == number_; };
+      turns_.mutex_.Await(absl::Condition(&ready));
+      began_ = SteadyClock::now();
+    }
+    void Give() {
+      absl::MutexLock lock(&turns_.mutex_);
+      ++turns_.now_;
+    }
+
+    PoolTurns& turns_;
+    uint64_t number_ = 0;
+    SteadyClock::time_point began_;
+    SteadyClock::duration waited_{};
+  };
+
+ private:
+  // Many times what it costs to pass on.
+  static constexpr std::chrono::milliseconds kSlice{5};
+
+  absl::Mutex mutex_;
+  std::atomic<uint64_t> last_{0};  // that was given out
+  uint64_t now_ ABSL_GUARDED_BY(mutex_) = 1;
 };
 
 class CpuBackend : public Backend {
@@ -104,20 +159,20 @@ class CpuBackend : public Backend {
     ASSIGN_OR_RETURN(const Prepared<ForwardCall> prepared, Prepare(calls));
     const absl::Span<const CpuForwardCall> ours = prepared.calls;
     const Lane lane = TakeLane(ours, Direction::kForward);
-    const Instant start = std::chrono::steady_clock::now();
+    const SteadyClock::time_point start = SteadyClock::now();
     Run(lane, ours, ForwardItems(ours, lane.scratch != nullptr ? 1 : pool_.threads()),
         [](const CpuForwardCall& call, const WorkItem& item, float* scratch) {
           ForwardItem(call, {item.batch_index, item.head, item.residue, item.tile, item.count},
                       scratch);
         });
-    return Report(prepared, Direction::kForward, start);
+    return Report(prepared, Direction::kForward, lane, start);
   }
 
   absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override {
     ASSIGN_OR_RETURN(const Prepared<BackwardCall> prepared, Prepare(calls));
     const absl::Span<const CpuBackwardCall> ours = prepared.calls;
     const Lane lane = TakeLane(ours, Direction::kBackward);
-    const Instant start = std::chrono::steady_clock::now();
+    const SteadyClock::time_point start = SteadyClock::now();
     Run(lane, ours, RowSumItems(ours),
         [](const CpuBackwardCall& call, const WorkItem& item, float*) {
           RowSums(call, item.batch_index, item.head);
@@ -133,7 +188,7 @@ class CpuBackend : public Backend {
                            {item.batch_index, item.head, item.tile / columns, item.tile % columns},
                            scratch);
         });
-    return Report(prepared, Direction::kBackward, start);
+    return Report(prepared, Direction::kBackward, lane, start);
   }
 
   absl::Status SupportsCapture() const override { return absl::OkStatus(); }
@@ -208,8 +263,8 @@ class CpuBackend : public Backend {
   // Where a launch runs: on all threads, by turns; or, when it is too short to wake anybody, on the
   // caller's thread alone, beside other short ones. Results do not depend on it.
   struct Lane {
-    std::unique_lock<std::mutex> turn;
-    std::shared_ptr<Scratch> scratch;  // given back by its deleter; null: on all threads
+    std::unique_ptr<PoolTurns::Turn> turn;  // on all threads; else null
+    std::shared_ptr<Scratch> scratch;       // given back by its deleter; null: on all threads
   };
   template <class Call>
   Lane TakeLane(absl::Span<const CpuCall<Call>> calls, Direction direction) {
@@ -220,7 +275,7 @@ class CpuBackend : public Backend {
     }
     Lane lane;
     if (flops * pool_.threads() > kAloneSeconds * info_.flops_per_second) {
-      lane.turn = std::unique_lock<std::mutex>(turn_);
+      lane.turn = std::make_unique<PoolTurns::Turn>(turns_);
       return lane;
     }
     std::lock_guard<std::mutex> lock(spare_mutex_);
@@ -247,11 +302,19 @@ class CpuBackend : public Backend {
   // run(index, scratch) for each index below `count`.
   template <class Body>
   void RunAll(const Lane& lane, int64_t count, const Body& run) {
-    if (lane.scratch == nullptr) {
-      return pool_.ParallelFor(
-          count, [&](int64_t index, int thread) { run(index, scratch_[thread].floats()); });
+    if (lane.turn == nullptr) {
+      for (int64_t index = 0; index < count; ++index) run(index, lane.scratch->floats());
+      return;
     }
-    for (int64_t index = 0; index < count; ++index) run(index, lane.scratch->floats());
+    std::atomic<int64_t> next{0};
+    while (next < count) {
+      pool_.ParallelFor(std::min<int64_t>(count, pool_.threads()), [&](int64_t, int thread) {
+        for (int64_t index; !lane.turn->IsOver() && (index = next++) < count;) {
+          run(index, scratch_[thread].floats());
+        }
+      });
+      if (next < count) lane.turn->Pass();
+    }
   }
 
   static std::string KernelName(Direction direction, ElementType element,
@@ -264,8 +327,10 @@ class CpuBackend : public Backend {
 
   // Named after the first call.
   template <class Call>
-  static LaunchReport Report(const Prepared<Call>& prepared, Direction direction, Instant start) {
-    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+  static LaunchReport Report(const Prepared<Call>& prepared, Direction direction, const Lane& lane,
+                             SteadyClock::time_point start) {
+    std::chrono::duration<double> spent = SteadyClock::now() - start;
+    if (lane.turn != nullptr) spent -= lane.turn->waited();
     LaunchReport report;
     if (!prepared.calls.empty()) {
       report.kernel = KernelName(direction, prepared.calls[0].problem->element, prepared.first);
@@ -279,7 +344,7 @@ class CpuBackend : public Backend {
   const std::optional<CpuMaskKernel> mask_kernel_;
   ThreadPool pool_;
   std::vector<Scratch> scratch_;                 // one per thread
-  std::mutex turn_;                              // one launch on all threads at a time
+  PoolTurns turns_;                              // one launch on all threads at a time
   std::mutex spare_mutex_;                       // guards spare_
   std::vector<std::unique_ptr<Scratch>> spare_;  // of launches on their callers' threads
 };

@@ -3,7 +3,8 @@
 // instruction set at run time; arithmetic inside is float32.
 //
 // Threads   see backend.h; launches take turns on a pool of their own, `threads` wide, the caller
-//           included; short ones run on their callers' threads, beside others.
+//           included, and pass it on every few ms; short ones run on their callers' threads,
+//           beside others.
 // Memory    WorkspaceBytes is linear in the lengths; each thread adds a fixed scratch.
 // Results   bitwise the same for any thread count, launch and shard by batch or KV-head group.
 //           Masks by description go as MaskChoice says, alike wherever a call runs.

@@ -3,6 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <stop_token>
+#include <thread>
+#include <vector>
+
+#include "attention/random_problem.h"
 #include "tests/conformance/backend_conformance.h"
 
 namespace attnd {
@@ -20,6 +26,45 @@ TEST(CpuBackend, SaysWhatItRunsOn) {
   EXPECT_EQ(info.threads, 2);
   EXPECT_EQ(info.memory_bytes, 12345);
   EXPECT_GT(info.flops_per_second, 1e6);
+}
+
+// A forward over all threads, its inputs and its outputs.
+struct Launch {
+  explicit Launch(int64_t length)
+      : problem(PlainProblem(1, 1, length, 64)),
+        inputs(RandomInputs(problem, 1)),
+        o(problem.OutputElements() * 4),
+        lse(static_cast<size_t>(length)) {}
+  absl::Status Run(Backend& backend) {
+    const ForwardCall call = {.problem = &problem,
+                              .q = inputs.q.data(),
+                              .k = inputs.k.data(),
+                              .v = inputs.v.data(),
+                              .o = o.data(),
+                              .lse = lse.data(),
+                              .stop = stop.get_token()};
+    return backend.Forward({&call, 1}).status();
+  }
+
+  Problem problem;
+  ProblemInputs inputs;
+  AlignedBytes o;
+  std::vector<float> lse;
+  std::stop_source stop;
+};
+
+TEST(CpuBackend, PassesItsThreadsOnWhileALongLaunchRuns) {
+  const std::unique_ptr<Backend> backend = MakeCpuBackend({.threads = 2});
+  Launch shorter(2048), longer(32768);  // 256 times as long
+  std::atomic<bool> is_done = false;
+  std::thread other([&] {
+    EXPECT_TRUE(longer.Run(*backend).ok());
+    is_done = true;
+  });
+  for (int n = 0; n < 4; ++n) EXPECT_TRUE(shorter.Run(*backend).ok());
+  EXPECT_FALSE(is_done);
+  longer.stop.request_stop();
+  other.join();
 }
 
 }  // namespace

@@ -8,6 +8,7 @@ import copy
 import math
 import random
 
+import graph_actions  # noqa: F401  # more ACTIONS
 import torch
 from module_actions import ACTIONS, BUILDS, Net, Twin, data
 
