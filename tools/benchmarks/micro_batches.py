@@ -2,8 +2,7 @@
 
 24 layers of width 1024, 16 heads, feed-forward 4096, in float16; a step is a call of 65,536 tokens in sequences of 512, its
 backward, and AdamW. Daemons listen on unix sockets, and tensors pass in shared memory. "one daemon": the better of one call
-and of as many calls as there are micro-batches, in turn. Steps of the ways alternate; each time is the median of several
-after two.
+and of as many calls as there are micro-batches, in turn. Each time is the median of several steps after two.
 
 Needs: two GPUs, torch, bazel build //server:attnd, and the Python package; with --backend cpu two cores.
 Run:   python3 tools/benchmarks/micro_batches.py [--steps 8] [--micro_batches 8] [--timeline]
@@ -11,6 +10,7 @@ Run:   python3 tools/benchmarks/micro_batches.py [--steps 8] [--micro_batches 8]
 """
 import argparse
 import contextlib
+import gc
 import os
 import statistics
 import sys
@@ -97,18 +97,19 @@ def main():
         element = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[args.precision]
         x, dy = x.to(element), (dy / 1024).to(element)
         parts = list(zip(x.chunk(args.micro_batches), dy.chunk(args.micro_batches)))
-        ways = {"one daemon, one call": (stack_of(args, server="a"), [(x, dy)]),
-                "one daemon, calls in turn": (stack_of(args, server="a"), parts),
-                "two daemons, one call": (stack_of(args, servers=["a", "b"]), [(x, dy)]),
-                "two daemons, micro-batches": (stack_of(args, servers=["a", "b"], micro_batches=args.micro_batches),
-                                               [(x, dy)])}
-        times, lines = {name: [] for name in ways}, []
-        for number in range(WARM_UP + args.steps):
-            for name, (made, given) in ways.items():
-                del lines[:]
-                is_noted = args.timeline and number + 1 == WARM_UP + args.steps and name == "two daemons, micro-batches"
-                with timeline(made[0].stacks, lines) if is_noted else contextlib.nullcontext():
-                    times[name].append(step(*made, given))
+        ways = {"one daemon, one call": (dict(server="a"), [(x, dy)]),
+                "one daemon, calls in turn": (dict(server="a"), parts),
+                "two daemons, one call": (dict(servers=["a", "b"]), [(x, dy)]),
+                "two daemons, micro-batches": (dict(servers=["a", "b"], micro_batches=args.micro_batches), [(x, dy)])}
+        times, lines = {}, []
+        for name, (options, given) in ways.items():
+            made = stack_of(args, **options)
+            times[name] = [step(*made, given) for _ in range(WARM_UP + args.steps)]
+            if args.timeline and "micro_batches" in options:
+                with timeline(made[0].stacks, lines):
+                    step(*made, given)
+            del made
+            gc.collect()  # its daemon has no room for the next one beside it
         medians = {name: statistics.median(each[WARM_UP:]) for name, each in times.items()}
         alone = min(took for name, took in medians.items() if name.startswith("one"))
         print(f"{args.layers} layers of width {args.width}, {args.precision}, {args.tokens} tokens a step in "

@@ -16,9 +16,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .. import _memory
 from ..errors import FailedPrecondition
 from .calls import StackCall
 from .deferred import Lazy
@@ -85,9 +87,19 @@ class Flow:
         if self._whole is None:
             wait(self._jobs)
             with torch.inference_mode(False), torch.no_grad():
-                made = torch.cat([self.part(index) for index in range(len(self._jobs))])
+                parts = [self.part(index) for index in range(len(self._jobs))]
+                made = torch.cat(parts, out=_room(parts))
                 self._whole = made if self.batch_first else made.transpose(0, 1).contiguous()
         return self._whole
+
+
+def _room(parts: Sequence[Tensor]) -> Optional[Tensor]:
+    """Memory of dead results, where tensors on this host lie one behind the other."""
+    like, rows = parts[0], sum(len(part) for part in parts)
+    if like.device.type != "cpu":
+        return None
+    bits = _memory.empty((rows, *like.shape[1:]), np.dtype(f"i{like.element_size()}"))
+    return torch.from_numpy(bits).view(like.dtype)
 
 
 def whole(value: Union[Flow, Tensor]) -> Tensor:
