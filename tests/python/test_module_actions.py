@@ -105,6 +105,18 @@ def test_averaged_models_follow_under_lent_weights():
     torch.testing.assert_close(averages[1](X), averages[0](X), rtol=1e-5, atol=1e-5)
 
 
+def test_a_refused_optimizer_leaves_the_one_before_it_as_it_was():
+    here, there = pair()
+    one, other = BUILDS["adamw"](here.parameters()), attnd.torch.optimizer(BUILDS["adamw"](there.parameters()))
+    loss(here, X).backward()
+    loss(there, X).backward()
+    with pytest.raises(attnd.FailedPrecondition, match="gradients since the last step would be lost"):
+        attnd.torch.optimizer(BUILDS["sgd"](there.parameters()))
+    one.step()
+    other.step()
+    same(here, there, atol=1e-4)
+
+
 @pytest.mark.parametrize("alive", [False, True])
 def test_an_optimizer_made_and_used_before_offload_goes_on(alive):
     """alive: weak references hold the parameters, so that they become other objects."""

@@ -67,16 +67,18 @@ class Stepping:
                 raise TypeError("optimizer: expected optimizers of one kind for the parameters of one stack, got "
                                 f"{type(spec).__name__} beside {type(specs[0]).__name__}; offload its parts alone")
             again = [name for name in names if self.steps.get(name) and self.owner(name) is not optimizer]
+            needed = _union([spec, *specs])
+            is_other = needed != self._spec and self._module is not None and self._needs is not None
+            if again or is_other:
+                self._refuse_live("optimizer")  # before anything changes: the optimizers before it go on
             if again:
-                self._refuse_live("optimizer")
                 zeros = {name: torch.zeros(self._cached[name].shape) for name in again}
                 self._put_moments({kind: zeros for kind in (self._spec.moments if self._spec else ())})
                 for name in again:
                     self.steps.pop(name)
             self._owners.update({name: weakref.ref(optimizer) for name in names})
-            old, self._spec = self._spec, _union([spec, *specs])
-            if self._spec != old and self._module is not None and self._needs is not None:
-                self._refuse_live("optimizer")
+            self._spec = needed
+            if is_other:
                 self._register(*self._needs)
 
     def owner(self, name: str) -> Any:
