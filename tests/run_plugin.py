@@ -3,6 +3,7 @@
 A test that takes minutes and guards a rare edit carries @pytest.mark.rare("group"), where the group is what `./dev test`
 names as not run.
 """
+import os
 import threading
 import time
 import xml.etree.ElementTree
@@ -10,6 +11,9 @@ import xml.etree.ElementTree
 import pytest
 
 PERIOD_SECONDS = 30
+
+# Two tests run at a time, of small tensors: more threads of PyTorch's and NumPy's would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser):

@@ -15,12 +15,9 @@ MODES = ["server", "local"]
 
 @pytest.fixture(autouse=True)
 def connected(daemon):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors are so small that several threads wait for each other most of the time
     attnd.torch.connect(daemon.address, timeout=60, wait_for_ready=True)
     yield
     attnd.torch.disconnect()
-    torch.set_num_threads(threads)
 
 
 def check(mode, seeds):

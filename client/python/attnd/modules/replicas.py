@@ -168,18 +168,15 @@ class ReplicaModule(Module):
     def forward(self, x: ArrayLike, **options: Any) -> Any:
         return self._recovering(lambda: super(ReplicaModule, self).forward(x, **patient(options)))
 
-    def backward(self, dy: ArrayLike, activations: Any, *, want_dx: bool = True, weight_gradients: bool = True,
-                 timeout: Optional[float] = None) -> Any:
+    def backward(self, dy: ArrayLike, activations: Any, *, weight_gradients: bool = True, **options: Any) -> Any:
         """Waits for the micro-batches before it, which other ranks of the replica may be computing."""
         if weight_gradients and self._is_summed:
             raise FailedPrecondition("backward: the replicas' gradients have been summed, since somebody looked at them: "
                                      "call step or zero_grad before")
-        timeout = PATIENCE if timeout is None else timeout
 
         def call() -> Any:
             adds = weight_gradients and not self._defers
-            return super(ReplicaModule, self).backward(dy, activations, want_dx=want_dx, weight_gradients=adds,
-                                                       timeout=timeout)
+            return super(ReplicaModule, self).backward(dy, activations, weight_gradients=adds, **patient(options))
         found = self._recovering(call)
         if weight_gradients:
             self._keep(dy, activations)
@@ -355,9 +352,10 @@ class ReplicaModule(Module):
     def _room_for_sums(self) -> Dict[str, Array]:
         """Trained parameters' parts of _numbers."""
         shapes = {one.name: one.shape for one in self.layout.parameters if one.trained}
-        ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
+        sizes = [math.prod(shape) for shape in shapes.values()]
         if not self._numbers.size:
-            self._numbers = np.zeros(-(-ends[-1] // self._ranks.count) * self._ranks.count, np.float32)
+            self._numbers = np.zeros(-(-sum(sizes) // self._ranks.count) * self._ranks.count, np.float32)
+        ends = np.cumsum(sizes, dtype=int)
         return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), np.split(self._numbers, ends))}
 
     def _sum_on_daemons(self) -> bool:
