@@ -180,9 +180,10 @@ def test_micro_batches_have_the_dropout_of_the_whole_call():
     assert not torch.equal(found[0][0], run(encoders(servers=["a", "b"]), x, dy)[0])
 
 
-def test_micro_batches_of_1024_rows_have_all_bits_of_the_whole_call():
+@pytest.mark.parametrize("precision", [None, "bf16"])
+def test_micro_batches_of_1024_rows_have_all_bits_of_the_whole_call(precision):
     x, dy = torch.randn(2, 4, 1024, WIDTH)
-    one, other = (encoders(servers=["a", "b"], micro_batches=n) for n in (4, 1))
+    one, other = (encoders(servers=["a", "b"], precision=precision, micro_batches=n) for n in (4, 1))
     check_equal(run(one, x, dy), run(other, x, dy))
     check_equal(gradients(one), gradients(other))
 
