@@ -8,6 +8,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <stop_token>
 #include <thread>
 
@@ -17,6 +18,7 @@
 #include "absl/time/time.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
+#include "base/check.h"
 #include "client/types/error_detail.h"
 #include "kernels/reference_backend.h"
 #include "tests/fixtures/call_outputs.h"
@@ -412,31 +414,56 @@ TEST(AttentionClient, WorksAgainWhenTheServerHasRestarted) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// A daemon is killed before it has greeted the client, and another one's address replaces its own.
-TEST(AttentionClient, LeavesAnAddressThatItsNameHasNoMoreWhileItWaitsForAConnection) {
+// A socket that takes connections and never greets.
+class SilentServer {
+ public:
+  SilentServer() : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t size = sizeof(address);
+    CHECK(bind(socket_, reinterpret_cast<sockaddr*>(&address), size) == 0);
+    CHECK(listen(socket_, 1) == 0);
+    CHECK(getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &size) == 0);
+    address_ = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
+    const timeval patience = {.tv_sec = 30, .tv_usec = 0};
+    setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  }
+  ~SilentServer() { close(socket_); }
+  const std::string& address() const { return address_; }
+  void AwaitClient() { close(accept(socket_, nullptr, nullptr)); }
+
+ private:
+  const int socket_;
+  std::string address_;
+};
+
+// Daemons are killed before they have greeted the client, more often than a call is tried, and
+// another one's address replaces each one's.
+TEST(AttentionClient, LeavesAddressesThatItsNameHasNoMoreWhileItWaitsForAConnection) {
   FakeServer server("127.0.0.1:0");
-  const int killed = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-  socklen_t size = sizeof(address);
-  ASSERT_EQ(bind(killed, reinterpret_cast<sockaddr*>(&address), size), 0);
-  ASSERT_EQ(listen(killed, 1), 0);
-  ASSERT_EQ(getsockname(killed, reinterpret_cast<sockaddr*>(&address), &size), 0);
   const std::string folder = absl::StrCat(testing::TempDir(), "/gone.", getpid());
   const std::string file = folder + "/0.addr", hidden = folder + "/.0";
   std::filesystem::create_directory(folder);
-  std::ofstream(file) << "127.0.0.1:" << ntohs(address.sin_port) << "\n";
-  auto client = Connected(
-      {.addresses = {"dir:" + folder}, .timeout = absl::Minutes(2), .wait_for_ready = true});
-  std::thread restart([&] {
-    const int connection = accept(killed, nullptr, nullptr);  // the call waits for it by now
-    close(killed);
-    close(connection);
-    std::ofstream(hidden) << server.address() << "\n";
+  const auto list = [&](const std::string& address) {
+    std::ofstream(hidden) << address << "\n";
     std::filesystem::rename(hidden, file);
+  };
+  auto killed = std::make_unique<SilentServer>();
+  list(killed->address());
+  auto client = Connected({.addresses = {"dir:" + folder},
+                           .timeout = absl::Minutes(2),
+                           .retry = {.max_attempts = 2},
+                           .wait_for_ready = true});
+  std::thread restarts([&] {
+    for (int n = 0; n < 3; ++n) {
+      killed->AwaitClient();  // the call waits for it by now
+      auto next = std::make_unique<SilentServer>();
+      list(n < 2 ? next->address() : server.address());
+      killed = std::move(next);
+    }
   });
   absl::StatusOr<CallReceipt> receipt = Case(SmallProblem()).Forward(*client);
   EXPECT_TRUE(receipt.ok()) << receipt.status();
-  restart.join();
+  restarts.join();
 }
 
 TEST(AttentionClient, NamesTheLimitWhenNoMessageCanHoldAHead) {

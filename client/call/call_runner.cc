@@ -419,12 +419,15 @@ void CallRunner::HandleFailure(Attempt& attempt) {
   const bool news =
       !absl::IsUnavailable(status) || core_.connections.ReportUnavailable(address, attempt.begun);
   Pushback pushback = PushbackFor(attempt, status);
-  FailedAttempt failed{.status = status,
-                       .is_waited_for = IsWaitedFor(status, core_.options.wait_for_ready),
-                       .attempts = ++tries_[attempt.shard].failed,
-                       .other_address = std::find(tried.begin(), tried.end(), false) != tried.end(),
-                       .retry_forbidden = pushback.forbids_retry,
-                       .server_delay = pushback.delay};
+  // Whoever waits for servers waits on after an address that has left.
+  const bool has_left = core_.options.wait_for_ready && attempt.connection->retired();
+  FailedAttempt failed{
+      .status = status,
+      .is_waited_for = has_left || IsWaitedFor(status, core_.options.wait_for_ready),
+      .attempts = ++tries_[attempt.shard].failed,
+      .other_address = std::find(tried.begin(), tried.end(), false) != tried.end(),
+      .retry_forbidden = pushback.forbids_retry,
+      .server_delay = pushback.delay};
   absl::BitGen random;
   std::optional<absl::Duration> delay =
       RetryDelay(core_.options.retry, failed, absl::Uniform(random, 0.0, 1.0));
