@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -19,6 +20,7 @@
 #include "absl/time/clock.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
+#include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
 #include "tests/daemon/daemon_health.h"
@@ -34,7 +36,13 @@ namespace {
 
 std::string SocketPath() {
   static int count = 0;
-  return absl::StrCat("/tmp/attnd_shared_", getpid(), "_", ++count);
+  // Sandboxes share /tmp, and have the same process numbers.
+  static const std::string folder = [] {
+    char name[] = "/tmp/attnd_XXXXXX";
+    CHECK(mkdtemp(name) != nullptr);
+    return std::string(name);
+  }();
+  return absl::StrCat(folder, "/", ++count);
 }
 
 ServerOptions UnixOptions() {
