@@ -52,7 +52,7 @@ def cut_the_graph(draw):
         h = twin.net.inp(x)
         for n, layer in enumerate(twin.net.layers):
             h = layer(h.detach() if n == at else h)
-        (twin.net.head(h) - y).square().mean().backward()
+        twin.loss_behind(h, y).backward()
     return act
 
 
@@ -63,7 +63,7 @@ def one_layer_twice(draw):
 
     def act(twin):
         layer = twin.net.layers[which]
-        (twin.net.head(layer(layer(twin.net.inp(x)))) - y).square().mean().backward()
+        twin.loss_behind(layer(layer(twin.net.inp(x))), y).backward()
     return act
 
 
@@ -75,7 +75,7 @@ def layers_backwards(draw):
         h = twin.net.inp(x)
         for layer in reversed(list(twin.net.layers)):
             h = layer(h)
-        (twin.net.head(h) - y).square().mean().backward()
+        twin.loss_behind(h, y).backward()
     return act
 
 
@@ -92,7 +92,7 @@ def write_an_output(draw):
             h[0] = 0.0
         else:
             h = torch.relu_(h)
-        (twin.net.head(twin.net.layers[1](h)) - y).square().mean().backward()
+        twin.loss_behind(twin.net.layers[1](h), y).backward()
     return act
 
 
@@ -105,7 +105,7 @@ def checkpointed(draw):
         h = twin.net.inp(x)
         for layer in twin.net.layers:
             h = torch.utils.checkpoint.checkpoint(layer, h, use_reentrant=reentrant)
-        (twin.net.head(h) - y).square().mean().backward()
+        twin.loss_behind(h, y).backward()
     return act
 
 
@@ -120,7 +120,7 @@ def hooks_of_tensors(draw):
             h = layer(h)
             if n == at and h.requires_grad:
                 h.register_hook(lambda gradient: gradient * factor)
-        (twin.net.head(h) - y).square().mean().backward()
+        twin.loss_behind(h, y).backward()
     return act
 
 

@@ -40,6 +40,10 @@ class Twin:
     def loss(self, x, y):
         return ((self.net(x) - y) ** 2).mean()
 
+    def loss_behind(self, h, y):
+        """The loss, where h is what the layers give to the head."""
+        return (self.net.head(h) - y).square().mean()
+
 
 BUILDS = {  # eps: at 1e-8 Adam would make the rounding of a gradient that is nearly 0 as large as any
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, eps=1e-5),
@@ -527,7 +531,7 @@ def skip_a_layer(draw):
         for n, layer in enumerate(twin.net.layers):
             if n != 1:
                 h = layer(h)
-        (twin.net.head(h) - y).square().mean().backward()
+        twin.loss_behind(h, y).backward()
     return act
 
 
