@@ -39,6 +39,12 @@ class DeviceResidual {
   virtual int64_t bytes() const = 0;
 };
 
+// Steps of two bytes from row to row of q, k and v where these are columns of wider rows, [batch,
+// length] or packed; 0: they lie end to end.
+struct RowStrides {
+  int64_t q = 0, k = 0, v = 0;
+};
+
 // One forward problem. Tensors are contiguous in the problem's layout and element type.
 struct ForwardCall {
   const Problem* problem = nullptr;
@@ -54,6 +60,7 @@ struct ForwardCall {
   const CompiledMask* compiled_mask = nullptr;  // of problem->mask; the engine finds it itself
   // Set: the engine may leave the tensors on its device and tell here; a favour, null is no error.
   std::unique_ptr<DeviceResidual>* kept = nullptr;
+  RowStrides strides;  // only where tensors lie in a GPU's memory (CudaBackend::PlanInPlace)
 };
 
 // One backward problem: o and lse as forward gave them (o rounded to its element type). With a
@@ -78,6 +85,8 @@ struct BackwardCall {
   std::stop_token stop;
   const CompiledMask* compiled_mask = nullptr;
   const DeviceResidual* residual = nullptr;  // of this engine's forward of the same problem
+  // As ForwardCall's; of dq, dk and dv only without kv_lengths.
+  RowStrides strides, d_strides;
 };
 
 // Says what to capture of a forward, beside what it returns.

@@ -464,7 +464,6 @@ void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>
                     .kind = KernelKind::kQueryGradient,
                     .element = element,
                     .head_dim = head_dim,
-                    .overlaps = true,
                     .ordered = ordered,
                     .tile = {64, 0, head_dim, 4},
                     .reason = "after backward: dQ in its rows",
@@ -570,8 +569,9 @@ std::vector<KernelRow> KernelRowsOfGpu(int compute_capability) {
   std::vector<KernelRow> rows = KernelRowsOf(Architecture::kSm80);
   if (compute_capability != 90) return rows;
   std::erase_if(rows, [](const KernelRow& row) {
-    if (row.small || row.head_dim > kWidestOfSm90) return false;
     if (row.element == ElementType::kFloat32) return false;
+    if (row.kind >= KernelKind::kProductRowsRows) return true;  // wide tiles are faster
+    if (row.small || row.head_dim > kWidestOfSm90) return false;
     if (row.kind == KernelKind::kQueryGradient) return row.head_dim >= 64;
     return row.kind == KernelKind::kForward ||
            (row.kind == KernelKind::kBackward && !row.general && !row.ordered);

@@ -76,7 +76,6 @@ struct KernelRow {
   bool dropout = false;
   bool dropout_ahead = false;  // kForwardDropoutBits or kDropoutBits decides
   bool stays = false;          // its blocks, tile.blocks_per_sm each SM, take many tiles
-  bool overlaps = false;       // its blocks may start before the launch ahead of it has ended
   int maps = 0;                // tensor maps (MapOf) that it loads by
   bool ordered = true;  // backward: the same bits of dQ every time, in whatever order blocks run
   bool rests_by_row = false;  // of dQ's second integers (NeedsDqRest): only rows that need them

@@ -169,8 +169,10 @@ std::vector<ArenaBuffer> BackwardBuffers(const ModuleGraph& graph, int64_t block
   const std::vector<int64_t> holders = GradientHolders(graph, block);
   std::vector<int64_t> ends(holders.size(), -1);  // of each buffer: its last step
   for (int64_t n : order.ops) {
+    // Gradients of weights may be made of it at the layer's end, all together.
+    const bool is_linear = std::holds_alternative<LinearOp>(ops[n].kind);
     int64_t& end = ends[holders[n + kFirstOpValue]];
-    end = std::max(end, order.BackwardStepOf(n));
+    end = std::max(end, is_linear ? 2 * order.step_count - 1 : order.BackwardStepOf(n));
   }
   for (int64_t n : order.ops) {
     const int64_t value = n + kFirstOpValue;

@@ -168,7 +168,7 @@ absl::Status PlaceMasks(absl::Span<const CallMask> masks, DeviceLaunch& launch, 
 absl::Status Prepare(absl::Span<const CallMask> masks, KernelDevice& device, DeviceLaunch& launch,
                      LaunchPlan& plan) {
   RETURN_IF_ERROR(PlaceMasks(masks, launch, plan));
-  RETURN_IF_ERROR(SetZero(launch, ZeroedRanges(plan.arena, launch.arena())));
+  RETURN_IF_ERROR(SetZero(launch, ZeroedRanges(plan, launch.arena())));
   ASSIGN_OR_RETURN(const std::vector<std::byte> constants, plan.Constants(launch.arena(), device));
   return launch.UploadCopy(launch.arena() + static_cast<uint64_t>(plan.constants_begin),
                            constants.data(), static_cast<int64_t>(constants.size()));
@@ -420,7 +420,7 @@ absl::Status CudaBackend::LaunchInPlace(const Kernels& kernels, const Call& call
     RETURN_IF_ERROR(launch->UploadCopy(launch->arena() + static_cast<uint64_t>(at.mask),
                                        call.mask_bits, p.bool_mask->bytes()));
   }
-  RETURN_IF_ERROR(SetZero(*launch, ZeroedGradients(at, call, launch->arena())));
+  RETURN_IF_ERROR(SetZero(*launch, ZeroedGradients(call)));
   RETURN_IF_ERROR(Prepare(masks, *device_, *launch, plan));
   const Direction direction = DirectionOf(call);
   ASSIGN_OR_RETURN(const bool ran, RunSlices(*launch, plan, absl::MakeConstSpan(calls),
@@ -438,7 +438,7 @@ InPlaceCall CudaBackend::PlanInPlace(const Kernels& kernels, const Call& call,
   CHECK(!HasMask(p));
   LaunchPlan plan = PlanElsewhere(p, kernels, {});
   PlaceTensors(plan.layouts[0], AddressesOf(call), arena.address());
-  std::vector<DeviceRange> zeroed = ZeroedGradients(plan.layouts[0], call, arena.address());
+  std::vector<DeviceRange> zeroed = ZeroedGradients(call);
   const Direction direction = DirectionOf(call);
   const int slices = SlicesOf(plan.flops, direction);
   const double seconds = plan.flops * seconds_per_flop_[static_cast<int>(direction)];

@@ -7,12 +7,6 @@ namespace {
 
 uint64_t AddressIn(uint64_t arena, int64_t offset) { return arena + static_cast<uint64_t>(offset); }
 
-// A call's own d_lse is 0: modules have none.
-std::vector<DeviceRange> ZeroedLse(const CallLayout& at, uint64_t arena) {
-  if (at.d_lse < 0) return {};
-  return {{AddressIn(arena, at.d_lse), at.problem->LseElements() * 4}};
-}
-
 uint64_t AddressOf(const void* tensor) { return reinterpret_cast<uint64_t>(tensor); }
 
 }  // namespace
@@ -22,7 +16,8 @@ TensorAddresses AddressesOf(const ForwardCall& call) {
           .k = AddressOf(call.k),
           .v = AddressOf(call.v),
           .o = AddressOf(call.o),
-          .lse = AddressOf(call.lse)};
+          .lse = AddressOf(call.lse),
+          .strides = call.strides};
 }
 TensorAddresses AddressesOf(const BackwardCall& call) {
   return {.q = AddressOf(call.q),
@@ -33,16 +28,19 @@ TensorAddresses AddressesOf(const BackwardCall& call) {
           .d_o = AddressOf(call.d_o),
           .d_q = AddressOf(call.d_q),
           .d_k = AddressOf(call.d_k),
-          .d_v = AddressOf(call.d_v)};
+          .d_v = AddressOf(call.d_v),
+          .strides = call.strides,
+          .d_strides = call.d_strides};
 }
 
-std::vector<DeviceRange> ZeroedRanges(const ArenaLayout& layout, uint64_t arena) {
+std::vector<DeviceRange> ZeroedRanges(const LaunchPlan& plan, uint64_t arena) {
   std::vector<DeviceRange> ranges;
   int64_t begin = 0, end = 0;
   const auto add = [&] {
     if (end > begin) ranges.push_back({AddressIn(arena, begin), end - begin});
   };
-  for (const Region& region : layout.regions()) {
+  for (const Region& region : plan.arena.regions()) {
+    if (region.offset >= plan.constants_begin) break;
     if (region.use != RegionUse::kZeroed || region.bytes == 0) continue;
     if (region.offset - end >= kRegionAlignment) {
       add();
@@ -54,20 +52,14 @@ std::vector<DeviceRange> ZeroedRanges(const ArenaLayout& layout, uint64_t arena)
   return ranges;
 }
 
-std::vector<DeviceRange> ZeroedGradients(const CallLayout& at, const ForwardCall&, uint64_t arena) {
-  return ZeroedLse(at, arena);
-}
+std::vector<DeviceRange> ZeroedGradients(const ForwardCall&) { return {}; }
 
 // Keys beyond a key length are visited by no kernel: their gradients are zero.
-std::vector<DeviceRange> ZeroedGradients(const CallLayout& at, const BackwardCall& call,
-                                         uint64_t arena) {
-  std::vector<DeviceRange> ranges = ZeroedLse(at, arena);
+std::vector<DeviceRange> ZeroedGradients(const BackwardCall& call) {
   const Problem& p = *call.problem;
-  if (!p.kv_lengths.empty()) {
-    ranges.push_back({AddressOf(call.d_k), KeyRows(p).padded_bytes()});
-    ranges.push_back({AddressOf(call.d_v), ValueRows(p).padded_bytes()});
-  }
-  return ranges;
+  if (p.kv_lengths.empty()) return {};
+  return {{AddressOf(call.d_k), KeyRows(p).padded_bytes()},
+          {AddressOf(call.d_v), ValueRows(p).padded_bytes()}};
 }
 
 InPlaceCall::InPlaceCall(LaunchPlan plan, uint64_t arena, std::vector<DeviceRange> zeroed,
@@ -77,7 +69,7 @@ InPlaceCall::InPlaceCall(LaunchPlan plan, uint64_t arena, std::vector<DeviceRang
       zeroed_(std::move(zeroed)),
       slices_(slices),
       seconds_(seconds) {
-  for (const DeviceRange& range : ZeroedRanges(plan_.arena, arena)) zeroed_.push_back(range);
+  for (const DeviceRange& range : ZeroedRanges(plan_, arena)) zeroed_.push_back(range);
 }
 
 absl::StatusOr<std::vector<std::byte>> InPlaceCall::ConstantsAt(uint64_t address,

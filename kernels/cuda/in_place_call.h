@@ -22,14 +22,12 @@ struct DeviceRange {
 TensorAddresses AddressesOf(const ForwardCall& call);
 TensorAddresses AddressesOf(const BackwardCall& call);
 
-// Lists the ranges that kernels of this plan expect to be zero in an arena at this address:
-// neighbours are one.
-std::vector<DeviceRange> ZeroedRanges(const ArenaLayout& layout, uint64_t arena);
-// The same of what lies outside the arena or is no region of its own.
-std::vector<DeviceRange> ZeroedGradients(const CallLayout& at, const ForwardCall& call,
-                                         uint64_t arena);
-std::vector<DeviceRange> ZeroedGradients(const CallLayout& at, const BackwardCall& call,
-                                         uint64_t arena);
+// Lists the ranges that kernels of this plan expect to be zero in an arena at this address, beside
+// those among constants: neighbours are one.
+std::vector<DeviceRange> ZeroedRanges(const LaunchPlan& plan, uint64_t arena);
+// The same of what lies outside the arena.
+std::vector<DeviceRange> ZeroedGradients(const ForwardCall& call);
+std::vector<DeviceRange> ZeroedGradients(const BackwardCall& call);
 
 class InPlaceCall {
  public:

@@ -23,9 +23,7 @@ int64_t MapBytes(const KernelRow& row, int64_t parts) {
 // Adds what the main kernel needs besides tensors.
 void AddMaps(const KernelRow& row, LaunchPlan& plan) {
   if (row.maps > 0) plan.mapped = row;
-  if (row.stays) {
-    plan.taken_offset = plan.arena.Add("taken", 2 * sizeof(uint32_t), RegionUse::kZeroed);
-  }
+  plan.counts_tiles = row.stays;
 }
 
 // Tiles of `rows` rows over all entries and one head.
@@ -186,6 +184,9 @@ void LaunchPlan::AddMaskTiles(const KernelRow& row) {
 // The arena's end, after the calls' tensors.
 void LaunchPlan::AddConstants() {
   constants_begin = arena.bytes();
+  if (counts_tiles) {
+    taken_offset = arena.Add("taken", 2 * sizeof(uint32_t), RegionUse::kZeroed);
+  }
   if (mapped) {
     maps_offset =
         arena.Add("maps", MapBytes(*mapped, static_cast<int64_t>(parts.size())), RegionUse::kInput);
@@ -211,6 +212,7 @@ void LaunchPlan::PlaceConstants(uint64_t arena_address, uint64_t address) {
   const auto shift = [this](int64_t& offset) {
     if (offset >= 0) offset += constants_shift;
   };
+  shift(taken_offset);
   shift(maps_offset);
   shift(problems_offset);
   for (int64_t& offset : tile_offsets) shift(offset);

@@ -49,8 +49,10 @@ struct LaunchPlan {
   std::vector<int64_t> tile_offsets;  // in the arena
   int64_t problems_offset = 0;        // of the descriptors
   int64_t maps_offset = -1;           // of the main kernel's tensor maps, if it has some
-  int64_t taken_offset = -1;          // LaunchParams::taken
-  // Sequences, slopes, descriptors, tiles: to the arena's end, or elsewhere (PlaceConstants).
+  bool counts_tiles = false;          // the main kernel's blocks take tile after tile
+  int64_t taken_offset = -1;          // then LaunchParams::taken
+  // Zeros for `taken`, sequences, slopes, descriptors, tiles: to the arena's end, or elsewhere
+  // (PlaceConstants).
   int64_t constants_begin = 0;
   int64_t constants_shift = 0;  // how far behind their place in the arena they lie
   std::vector<PlannedKernel> kernels;

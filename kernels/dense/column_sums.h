@@ -19,9 +19,12 @@ struct ColumnSumsKernel {
   static_assert(kSumColumns == 32 && kSumMostRows % kSumStretch == 0);
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    const ColumnSumsDesc d = *static_cast<const ColumnSumsDesc*>(params.dense);  // read at once
+    const auto* of = static_cast<const ColumnSumsDesc*>(params.dense);
+    int block = at.block;
+    while (block >= of->blocks) block -= of++->blocks;
+    const ColumnSumsDesc d = *of;  // read at once
     const int warp = at.thread >> 5, lane = at.thread & 31;
-    const Part part = PartOf(d, at.block);
+    const Part part = PartOf(d, block);
     const int column = part.group * kSumColumns + lane;
     if (d.weight_sums == nullptr) {
       SumStretches<false>(d, part, at.thread, shared);

@@ -107,7 +107,8 @@ inline constexpr int32_t kNormThreads = 256, kNormVectorsOfBlock = kNormThreads 
 // sums[n] += Σ in(row, n), and of norms also weight_sums[n] += Σ in(row, n)·normalised(row, n): in
 // blocks of block_rows rows, those in stretches of kSumStretch. A block of threads has 32 columns
 // of one of SumParts, all columns of the first part first. Where a part is a block of rows the last
-// one to be done adds them all; else later ones wait for their turn.
+// one to be done adds them all; else later ones wait for their turn. A launch has some of these,
+// one after the other.
 struct ColumnSumsDesc {
   DenseTensor in;   // [rows, columns]
   int32_t operand;  // numbers are rounded to it first
@@ -122,6 +123,7 @@ struct ColumnSumsDesc {
   // [2, columns]: sums of a block's parts so far; or of each part [parts, columns], of norms
   // [parts, 2, columns].
   float* carries;
+  int32_t blocks;  // of threads: SumBlocks
 };
 inline constexpr int32_t kSumColumns = 32, kSumStretch = 32, kSumThreads = 256, kSumMostRows = 4096;
 constexpr int32_t SumGroups(const ColumnSumsDesc& d) {
@@ -133,6 +135,13 @@ constexpr int32_t SumPartsOfBlock(const ColumnSumsDesc& d) {
 constexpr int64_t SumParts(const ColumnSumsDesc& d) {
   return d.rows / d.block_rows * SumPartsOfBlock(d) +
          (d.rows % d.block_rows + kSumMostRows - 1) / kSumMostRows;
+}
+
+constexpr int64_t SumBlocks(const ColumnSumsDesc& d) { return SumParts(d) * SumGroups(d); }
+// Numbers of `carries`.
+constexpr int64_t SumCarries(const ColumnSumsDesc& d) {
+  const int64_t of_part = (d.weight_sums != nullptr ? 2 : 1) * int64_t{d.columns};
+  return SumPartsOfBlock(d) > 1 ? 2 * int64_t{d.columns} : SumParts(d) * of_part;
 }
 
 // heads [rows, head_count, dim]: the pairs of `count` angles turned in place, a thread for each row

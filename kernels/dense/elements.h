@@ -159,8 +159,14 @@ struct AnyNeighbours {
 };
 // All tensors have one element and, of a norm, its weights float32, and all groups are whole and
 // aligned. A group waits in registers as it lies in memory.
-struct WholeFloats {
+struct WholeNeighbours {
   static constexpr bool kAreWhole = true;
+  ATTN_HD static void FloatsOf(const DenseTensor& t, int64_t index, int,
+                               float (&numbers)[kNeighbours]) {
+    LoadFloats(static_cast<const char*>(t.data) + index * 4, numbers);
+  }
+};
+struct WholeFloats : WholeNeighbours {
   struct Raw {
     float numbers[kNeighbours];
   };
@@ -172,10 +178,6 @@ struct WholeFloats {
 #pragma unroll
     for (int n = 0; n < kNeighbours; ++n) numbers[n] = raw.numbers[n];
   }
-  ATTN_HD static void FloatsOf(const DenseTensor& t, int64_t index, int,
-                               float (&numbers)[kNeighbours]) {
-    LoadFloats(static_cast<const char*>(t.data) + index * 4, numbers);
-  }
   ATTN_HD static void Round(int32_t, float (&)[kNeighbours]) {}
   ATTN_HD static void Store(const DenseTensor& t, int64_t index, int,
                             const float (&numbers)[kNeighbours]) {
@@ -183,8 +185,7 @@ struct WholeFloats {
   }
 };
 template <class Element>
-struct WholeHalves {
-  static constexpr bool kAreWhole = true;
+struct WholeHalves : WholeNeighbours {
   using Raw = uint4;
   ATTN_HD static void Fetch(const DenseTensor& t, int64_t index, Raw& raw) {
     raw = ptx::LoadGlobal128(static_cast<const char*>(t.data) + index * Element::kBytes);
@@ -192,10 +193,6 @@ struct WholeHalves {
   ATTN_HD static void Load(const Raw& raw, const DenseTensor&, int64_t, int,
                            float (&numbers)[kNeighbours]) {
     Unpack<Element>(raw, numbers);
-  }
-  ATTN_HD static void FloatsOf(const DenseTensor& t, int64_t index, int,
-                               float (&numbers)[kNeighbours]) {
-    LoadFloats(static_cast<const char*>(t.data) + index * 4, numbers);
   }
   ATTN_HD static void Round(int32_t element, float (&numbers)[kNeighbours]) {
     if (element != kBiasNone) Unpack<Element>(Packed<Element>(numbers), numbers);

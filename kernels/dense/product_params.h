@@ -37,12 +37,12 @@ struct ProductDesc {
   int32_t result;        // ProductResult
   int32_t bias_element;  // BiasElementCode
   int32_t c_element;     // likewise, never kBiasNone; float32 with kProductAddBlocks
-  // kProductAddBlocks on tensor cores: a word a tile, in wide ones kWideGradientTurns and one more,
-  // zero before and after.
+  // kProductAddBlocks on tensor cores: a word a tile, in wide ones kWideGradientTurns, zero before
+  // and after.
   int32_t* turns;
 };
 
-// A block of a gradient in wide tiles takes an item at a time: one of the first so many tiles over
+// A block of gradients in wide tiles takes an item at a time: one of the first so many tiles over
 // all of the depth, or one of the others over so many blocks of it. A tile has
 // kNarrowGradientColumns or kWideGradientColumns.
 struct GradientCut {
@@ -52,21 +52,24 @@ struct GradientCut {
 // A product in wide tiles: 16-bit numbers, and the maps of A and B as they lie. A box has
 // kWideProductStep columns of the memory: of the depth, or of C's rows (columns); and as many rows
 // of it as a tile has rows (columns), or kWideProductStep of the depth.
+// A launch makes some products that do not depend on each other, of one depth, described one after
+// the other; all gradients of a launch have tiles of one size.
 struct WideProductDesc {
   ProductDesc product;
   TensorMap a, b;
   GradientCut cut;  // with kProductAddBlocks
+  int32_t items;    // tiles, or items of a gradient
+  int32_t* claims;  // with kProductAddBlocks: a word of the launch, zero before and after
 };
 
 // Rows and columns of C that a block makes; small ones where large ones leave a GPU idle.
 inline constexpr int32_t kProductTile = 128, kSmallProductTile = 64;
 // The sizes of a wide tile, and the depth that it holds at a time. Of gradients of weights
 // registers hold both C and the sums to add to it, so these have fewer columns.
-inline constexpr int32_t kWideProductRows = 128, kWideProductColumns = 256,
+inline constexpr int32_t kWideProductRows = 128, kWideProductColumns = 128,
                          kNarrowGradientColumns = 128, kWideGradientColumns = 192,
                          kWideProductStep = 64;
-// Words of ProductDesc.turns that a wide tile of gradients has at most, behind one that counts
-// claims.
+// Words of ProductDesc.turns that a wide tile of gradients has at most.
 inline constexpr int32_t kWideGradientTurns = 16;
 // Depth of what it holds in shared memory at a time, of numbers of so many bytes.
 template <int32_t kBytes>
@@ -134,6 +137,16 @@ ATTN_HD ProductPart ProductPartOf(const ProductDesc& p, int32_t block) {
   const int32_t begin = turn * kProductBlockDepth, left = p.depth - begin;
   return {tile, turn, begin, left < kProductBlockDepth ? left : kProductBlockDepth,
           left <= kProductBlockDepth};
+}
+
+// Finds one of a launch's items: `number` among its product's.
+struct WideItem {
+  const WideProductDesc* desc;
+  int32_t number;
+};
+ATTN_HD WideItem WideItemOf(const WideProductDesc* first, int32_t item) {
+  while (item >= first->items) item -= first++->items;
+  return {first, item};
 }
 
 // An item of a gradient in wide tiles: blocks [first, end) of the depth of a tile. Whole tiles come

@@ -143,11 +143,6 @@ ATTN_PTX void WaitForCount(const uint32_t* p, int count) {
       : "memory");
 }
 
-// ---- Launches that overlap: the next one's blocks may start where this one's have ended,
-ATTN_PTX void LaunchNext() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-// and until all of the launch before has ended, with all that it wrote.
-ATTN_PTX void WaitForLaunchBefore() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 // The first lane's value; says that all lanes have the same. [warp]
 ATTN_PTX int Uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
@@ -185,7 +180,6 @@ ATTN_PTX void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;"
 #define ATTN_C32(c) ATTN_C16(c, 0), ATTN_C16(c, 4)
 #define ATTN_C64(c) ATTN_C32(c), ATTN_C16(c, 8), ATTN_C16(c, 12)
 #define ATTN_C96(c) ATTN_C64(c), ATTN_C16(c, 16), ATTN_C16(c, 20)
-#define ATTN_C128(c) ATTN_C64(c), ATTN_C16(c, 16), ATTN_C16(c, 20), ATTN_C16(c, 24), ATTN_C16(c, 28)
 // Operands that a product writes without reading them.
 #define ATTN_N4(c, n) "=f"(c[n][0]), "=f"(c[n][1]), "=f"(c[n][2]), "=f"(c[n][3])
 #define ATTN_N16(c) ATTN_N4(c, 0), ATTN_N4(c, 1), ATTN_N4(c, 2), ATTN_N4(c, 3)
@@ -209,17 +203,6 @@ ATTN_PTX void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;"
   "%67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "  \
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, "  \
   "%93, %94, %95}"
-#define ATTN_D128                                                          \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "     \
-  "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, " \
-  "%29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, " \
-  "%43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, " \
-  "%57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, " \
-  "%71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, " \
-  "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, " \
-  "%99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "      \
-  "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, "     \
-  "%121, %122, %123, %124, %125, %126, %127}"
 
 // The accumulator of 64 rows × 8·kGroups columns is [kGroups][4] a lane, a warp's rows sixteen
 // after another.
@@ -274,10 +257,10 @@ ATTN_PRODUCTS(WarpgroupBFloat16, "bf16", 16, "128", ATTN_C64, ATTN_D64, "%64", "
                       "1", "1")                                                                    \
   ATTN_STORED_PRODUCT(Name##Across, type, 4, "32", ATTN_CC16, ATTN_D16, "%16", "%17", "1", "1",    \
                       "1")                                                                         \
-  ATTN_STORED_PRODUCT(Name##Next, type, 32, "256", ATTN_C128, ATTN_D128, "%128", "%129", "1", "0", \
+  ATTN_STORED_PRODUCT(Name##Next, type, 16, "128", ATTN_C64, ATTN_D64, "%64", "%65", "1", "0",     \
                       "0")                                                                         \
-  ATTN_STORED_PRODUCT(Name##AcrossB, type, 32, "256", ATTN_C128, ATTN_D128, "%128", "%129", "1",   \
-                      "0", "1")                                                                    \
+  ATTN_STORED_PRODUCT(Name##AcrossB, type, 16, "128", ATTN_C64, ATTN_D64, "%64", "%65", "1", "0",  \
+                      "1")                                                                         \
   ATTN_STORED_PRODUCT(Name##Across, type, 16, "128", ATTN_C64, ATTN_D64, "%64", "%65", "1", "1",   \
                       "1")                                                                         \
   ATTN_STORED_PRODUCT(Name##Across, type, 24, "192", ATTN_C96, ATTN_D96, "%96", "%97", "1", "1",   \
@@ -302,9 +285,10 @@ template <int kLeft>
 ATTN_PTX void WaitForProducts(float (&c)[24][4]) {
   asm volatile("wgmma.wait_group.sync.aligned %96;" : ATTN_C96(c) : "n"(kLeft) : "memory");
 }
+// The same where nothing is read yet of those that are done.
 template <int kLeft>
-ATTN_PTX void WaitForProducts(float (&c)[32][4]) {
-  asm volatile("wgmma.wait_group.sync.aligned %128;" : ATTN_C128(c) : "n"(kLeft) : "memory");
+ATTN_PTX void WaitForProducts() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
 // Registers that products read or write stay in place, and what was computed before comes before.
 ATTN_PTX void Pin(float (&c)[4][4]) { asm volatile("" : ATTN_CC16(c)::"memory"); }

@@ -9,7 +9,7 @@ namespace attnd {
 
 // Sums that a launch before has left.
 struct AllAtOnce {
-  static constexpr bool kLastFirst = true;
+  static constexpr bool kLastFirst = true, kStartsAhead = false;
   ATTN_HD void Await(const ProblemDesc&, const SequenceDesc&, const TileWork&) {}
   ATTN_HD void End() {}
 };
@@ -17,11 +17,13 @@ struct AllAtOnce {
 // `Dq` as in DqKernel; a lane's sums are kQueryTiles × kColumnTiles accumulators, of 16 rows by 8
 // columns each (QueryOf, FirstColumn). `Start` says when a tile's sums are there:
 //   kLastFirst         whether the last tiles come first: of those the L2 still has the sums
+//   kStartsAhead       whether blocks run before that launch has ended
 //   Await(p, s, tile)  waits for a tile's, which comes after those before in this order
 //   End()              is the last block's end
 template <class Dq, class Element, class Rounding, class DqSums, class Start>
 struct QuadDqKernel {
   using Head = DqHead<Dq::kColumns, Rounding, DqSums>;
+  static constexpr bool kStartsAhead = Start::kStartsAhead;
   static constexpr int kThreads = 256;
   static constexpr int kTiles = Dq::kQueryTiles * Dq::kColumnTiles;  // of a warp
   struct Shared {};

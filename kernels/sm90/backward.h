@@ -30,7 +30,7 @@ struct BackwardKernel {
   static_assert(!Rule::kEveryTile);
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    ptx::LaunchNext();
+    ptx::LaunchNext();  // query_gradient.h
     if (at.thread == 0) InitBarriers(shared);
     ptx::SyncThreads();
     const int group = ptx::Uniform(at.thread / kGroupThreads);

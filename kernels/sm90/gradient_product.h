@@ -1,5 +1,5 @@
-// GradientProductKernel: C += Aᵀ·B of 16-bit numbers for gradients of weights, in tiles of 128 ×
-// 128 or 128 × 192 as the host says (kernels/dense/product_params.h), to the bits of sm80's
+// GradientProductKernel: some C += Aᵀ·B of 16-bit numbers for gradients of weights, in tiles of 128
+// × 128 or 128 × 192 as the host says (kernels/dense/product_params.h), to the bits of sm80's
 // ProductKernel: each part of the depth is one chain of sums from zero, which is added to C in
 // float32 in the order of parts. One warpgroup brings: a thread claims items and loads their steps
 // by tensor maps. Two consume, each 64 rows of the tile: while one waits for its products the
@@ -43,15 +43,14 @@ struct GradientTiles {
     uint64_t full[kStages], empty[kStages];
     Part parts[kParts];
     // The bringing thread looks these up for each part.
-    ProductDesc product;
-    GradientCut cut;
+    ProductDesc product;  // at hand
+    GradientItem item;
   };
   static_assert(sizeof(Shared) <= 227 << 10);
 
-  ATTN_HD static void Run(int count, const WideProductDesc& desc, ThreadIndex at, Shared& shared) {
+  ATTN_HD static void Run(int count, const WideProductDesc* products, ThreadIndex at,
+                          Shared& shared) {
     if (at.thread == 0) {
-      shared.product = desc.product;
-      shared.cut = desc.cut;
       for (int n = 0; n < kStages; ++n) {
         ptx::InitBarrier(&shared.full[n], 1);
         ptx::InitBarrier(&shared.empty[n], kWarps);
@@ -64,7 +63,7 @@ struct GradientTiles {
     const int group = ptx::Uniform(at.thread / kGroupThreads);
     if (group == 0) {
       ptx::KeepRegisters<(kColumns > 128 ? 24 : 40)>();
-      if (at.thread == 0) Bring(desc, count, at, shared);
+      if (at.thread == 0) Bring(products, count, at, shared);
     } else {
       ptx::TakeRegisters<(kColumns > 128 ? 240 : 232)>();
       Consume(at, group - 1, shared);
@@ -98,53 +97,58 @@ struct GradientTiles {
                    barrier);
     }
   }
-  ATTN_HD static void Bring(const WideProductDesc& desc, int count, ThreadIndex at,
+  ATTN_HD static void Bring(const WideProductDesc* products, int count, ThreadIndex at,
                             Shared& shared) {
-    ptx::FenceMap(&desc.a);
-    ptx::FenceMap(&desc.b);
-    const auto claims = [&] { return reinterpret_cast<uint32_t*>(shared.product.turns); };
+    const WideProductDesc* desc = nullptr;
+    const auto claims = [&] { return reinterpret_cast<uint32_t*>(products->claims); };
     int item = static_cast<int>(ptx::AddGlobal(claims(), 1));
     uint32_t number = 0;  // of a part
     Turn turn;
 #pragma unroll 1
     while (item < count) {
       const int next = static_cast<int>(ptx::AddGlobal(claims(), 1));
-      const GradientItem of = GradientItemOf<kRows, kColumns>(shared.product, shared.cut, item);
-      const ProductPlace place = ProductPlaceOf<kRows, kColumns>(shared.product, of.tile);
-      const int last = of.end - 1;
+      const WideItem at_hand = WideItemOf(products, item);
+      if (at_hand.desc != desc) {
+        desc = at_hand.desc;
+        ptx::FenceMap(&desc->a);
+        ptx::FenceMap(&desc->b);
+        shared.product = desc->product;
+      }
+      shared.item = GradientItemOf<kRows, kColumns>(shared.product, desc->cut, at_hand.number);
+      const ProductPlace place = ProductPlaceOf<kRows, kColumns>(shared.product, shared.item.tile);
 #pragma unroll 1
-      for (int block = of.first; block <= last; ++block, ++number) {
+      for (int block = shared.item.first; block < shared.item.end; ++block, ++number) {
         ptx::WaitForPhase(&shared.empty[turn.slot], turn.parity ^ 1);
         const int begin = block * kProductBlockDepth;
-        const int end = begin + Put(shared, item, block, shared.parts[number % kParts]) * kStep;
+        const int end = begin + Put(shared, block, shared.parts[number % kParts]) * kStep;
 #pragma unroll 1
         for (int depth = begin; depth < end; depth += kStep) {
           Stage& stage = shared.stages[turn.slot];
           uint64_t* const full = &shared.full[turn.slot];
           ptx::WaitForPhase(&shared.empty[turn.slot], turn.parity ^ 1);
           ptx::ArriveExpecting(full, sizeof(Stage));
-          LoadStep<kRows>(stage.a, desc.a, place.row, depth, full);
-          LoadStep<kColumns>(stage.b, desc.b, place.column, depth, full);
+          LoadStep<kRows>(stage.a, desc->a, place.row, depth, full);
+          LoadStep<kColumns>(stage.b, desc->b, place.column, depth, full);
           turn.Next();
         }
       }
       item = next;
     }
     // Each block claims one item too many; after the last of these nobody claims.
-    if (item == count + at.blocks - 1) ptx::StoreRelease(shared.product.turns, 0);
+    if (item == count + at.blocks - 1) ptx::StoreRelease(products->claims, 0);
     ptx::WaitForPhase(&shared.empty[turn.slot], turn.parity ^ 1);
     ptx::StoreShared32(&shared.parts[number % kParts].steps, 0);
     ptx::Arrive(&shared.full[turn.slot]);
   }
   // Tells consumers of a part, and returns its steps, at least one.
-  ATTN_HD static int Put(const Shared& shared, int number, int block, Part& part) {
+  ATTN_HD static int Put(const Shared& shared, int block, Part& part) {
     const ProductDesc& p = shared.product;
-    const GradientItem item = GradientItemOf<kRows, kColumns>(p, shared.cut, number);
+    const GradientItem& item = shared.item;
     const ProductPlace place = ProductPlaceOf<kRows, kColumns>(p, item.tile);
     const int row_bytes = static_cast<int>(p.c_stride) * 4;
     const auto c = reinterpret_cast<uint64_t>(ptx::Offset(
         static_cast<const char*>(p.c) + int64_t{place.column} * 4, place.row, row_bytes));
-    const auto turns = reinterpret_cast<uint64_t>(p.turns + 1 + item.tile * kWideGradientTurns);
+    const auto turns = reinterpret_cast<uint64_t>(p.turns + item.tile * kWideGradientTurns);
     const int left = p.depth - block * kProductBlockDepth;
     const int steps = left >= kProductBlockDepth ? kProductBlockDepth / kStep
                       : left > 0                 ? (left + kStep - 1) / kStep
@@ -361,11 +365,11 @@ struct GradientProductKernel {
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    const auto& desc = *static_cast<const WideProductDesc*>(params.dense);
-    if (desc.cut.tile_columns == kNarrowGradientColumns) {
-      Narrow::Run(params.tile_count, desc, at, shared.narrow);
+    const auto* products = static_cast<const WideProductDesc*>(params.dense);
+    if (products->cut.tile_columns == kNarrowGradientColumns) {
+      Narrow::Run(params.tile_count, products, at, shared.narrow);
     } else {
-      Wide::Run(params.tile_count, desc, at, shared.wide);
+      Wide::Run(params.tile_count, products, at, shared.wide);
     }
   }
 };

@@ -12,7 +12,7 @@ namespace attnd::sm90 {
 // it waits for backward's end.
 class AsWritten {
  public:
-  static constexpr bool kLastFirst = false;
+  static constexpr bool kLastFirst = false, kStartsAhead = true;
   ATTN_HD void Await(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile) {
     if (has_ended_) return;
     const uint32_t* bounds = GradientBounds(p, tile.batch, tile.head / p.group);

@@ -20,6 +20,7 @@ inline constexpr int kPanelColumns = 64, kRowBytes = 2 * kPanelColumns;
 inline constexpr int kDepth = 16;  // of a product
 
 struct HalfMath : sm80::HalfMath {
+  static constexpr int32_t kElement = kBiasFloat16;
   template <int kGroups>
   ATTN_HD static void Rows(float (&c)[kGroups][4], uint64_t a, uint64_t b, bool adds) {
     ptx::WarpgroupHalf(c, a, b, adds);
@@ -50,6 +51,7 @@ struct HalfMath : sm80::HalfMath {
   }
 };
 struct BFloat16Math : sm80::BFloat16Math {
+  static constexpr int32_t kElement = kBiasBFloat16;
   template <int kGroups>
   ATTN_HD static void Rows(float (&c)[kGroups][4], uint64_t a, uint64_t b, bool adds) {
     ptx::WarpgroupBFloat16(c, a, b, adds);

@@ -1,9 +1,8 @@
-// WideProductKernel: C = A·B of 16-bit numbers, A by rows, in tiles of 128 × 256
+// WideProductKernel: C = A·B of 16-bit numbers, A by rows, in tiles of 128 × 128
 // (kernels/dense/product_params.h), to the bits of sm80's ProductKernel: the tensor cores of both
 // add one chain of sixteens. One warpgroup brings: a thread loads kStages steps of the depth by
-// tensor maps. Two consume, each 64 rows of the tile: while one waits for its products the other's
-// run. A block stays for many tiles, so that the next one's first steps come while this one's
-// numbers leave.
+// tensor maps. Two compute, each a tile of its own, in turns: while one's products run, the other's
+// numbers leave. A block stays for many tiles.
 // Errors: none. Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Instructions".
 #pragma once
 
@@ -14,19 +13,24 @@ namespace attnd::sm90 {
 
 template <class Math, bool kBByDepth>
 struct WideProductKernel {
-  static constexpr int kConsumers = 2, kWarps = 4 * kConsumers;
-  static constexpr int kThreads = kGroupThreads * (kConsumers + 1), kStages = 4;
-  static constexpr int kRows = kWideProductRows, kColumns = kWideProductColumns;
-  static constexpr int kStep = kWideProductStep, kGroups = kColumns / 8;
-  static_assert(kRows == kConsumers * kGroupRows && kStep == kPanelColumns);
+  static constexpr int kGroups = 2, kGroupWarps = 4, kStages = 5;
+  static constexpr int kThreads = kGroupThreads * (kGroups + 1);
+  static constexpr int kRows = kWideProductRows, kHalves = kRows / kGroupRows;
+  static constexpr int kColumns = kWideProductColumns, kStep = kWideProductStep;
+  static_assert(kStep == kPanelColumns);
   struct alignas(1024) Stage {
     char a[kRows * kStep * 2], b[kColumns * kStep * 2];
   };
-  using OutRows = ProductRows<kSmallProductTile>;  // a warp's numbers on their way out
+  static constexpr int kPanels = kColumns / kPanelColumns, kOutPanels = kHalves * kPanels;
+  // A warp's sixteen rows of a panel on their way out.
+  struct alignas(1024) Panel {
+    char rows[kStoredRows * kRowBytes];
+  };
   struct alignas(1024) Shared {
     Stage stages[kStages];
-    OutRows out[kWarps];
-    uint64_t full[kStages], empty[kStages];
+    Panel out[kGroups * kGroupWarps][kOutPanels];
+    float biases[kGroups][kColumns];
+    uint64_t full[kStages], empty[kStages], turns[kGroups];
   };
   static_assert(sizeof(Shared) <= 227 << 10);
 
@@ -34,45 +38,61 @@ struct WideProductKernel {
     if (at.thread == 0) {
       for (int n = 0; n < kStages; ++n) {
         ptx::InitBarrier(&shared.full[n], 1);
-        ptx::InitBarrier(&shared.empty[n], kWarps);
+        ptx::InitBarrier(&shared.empty[n], kGroupWarps);
       }
+      for (uint64_t& turn : shared.turns) ptx::InitBarrier(&turn, kGroupWarps);
       ptx::FenceBarriers();
     }
     ptx::SyncThreads();
-    const auto& desc = *static_cast<const WideProductDesc*>(params.dense);
+    const auto* products = static_cast<const WideProductDesc*>(params.dense);
     const int group = ptx::Uniform(at.thread / kGroupThreads);
     if (group == 0) {
       ptx::KeepRegisters<40>();
-      if (at.thread == 0) Bring(desc, params.tile_count, at, shared);
+      if (at.thread == 0) Bring(products, params.tile_count, at, shared);
     } else {
       ptx::TakeRegisters<232>();
-      Consume(desc, params.tile_count, at, group - 1, shared);
+      Compute(products, params.tile_count, at, group - 1, shared);
     }
   }
 
  private:
-  using Sums = float[kGroups][4];
-  // The parity of the phase that a stage's n-th use ends.
-  ATTN_HD static uint32_t Parity(uint32_t n) { return n / kStages & 1; }
+  using Sums = float[kColumns / 8][4];
+  // The stage of a step, and the parity of the phase that its use ends.
+  struct Place {
+    int slot = 0;
+    uint32_t parity = 0;
+    ATTN_HD void Advance(int steps) {
+      slot += steps;
+      while (slot >= kStages) {
+        slot -= kStages;
+        parity ^= 1;
+      }
+    }
+  };
 
-  ATTN_HD static void Bring(const WideProductDesc& desc, int count, ThreadIndex at,
+  ATTN_HD static void Bring(const WideProductDesc* products, int count, ThreadIndex at,
                             Shared& shared) {
-    ptx::FenceMap(&desc.a);
-    ptx::FenceMap(&desc.b);
-    const ProductDesc p = desc.product;  // read once
-    uint32_t n = 0;
+    const WideProductDesc* desc = nullptr;
+    const int all_depth = products->product.depth;
+    Place to;
 #pragma unroll 1
     for (int tile = at.block; tile < count; tile += at.blocks) {
-      const ProductPlace place = ProductPlaceOf<kRows, kColumns>(p, tile);
+      const WideItem item = WideItemOf(products, tile);
+      if (item.desc != desc) {
+        desc = item.desc;
+        ptx::FenceMap(&desc->a);
+        ptx::FenceMap(&desc->b);
+      }
+      const ProductPlace place = ProductPlaceOf<kRows, kColumns>(desc->product, item.number);
 #pragma unroll 1
-      for (int depth = 0; depth < p.depth; depth += kStep, ++n) {
-        const int slot = n % kStages;
-        Stage& stage = shared.stages[slot];
-        uint64_t* const full = &shared.full[slot];
-        ptx::WaitForPhase(&shared.empty[slot], Parity(n) ^ 1);
+      for (int depth = 0; depth < all_depth; depth += kStep) {
+        Stage& stage = shared.stages[to.slot];
+        uint64_t* const full = &shared.full[to.slot];
+        ptx::WaitForPhase(&shared.empty[to.slot], to.parity ^ 1);
         ptx::ArriveExpecting(full, sizeof(Stage));
-        ptx::LoadBox(stage.a, &desc.a, depth, place.row, 0, 0, full);
-        LoadB(stage.b, desc.b, place.column, depth, full);
+        ptx::LoadBox(stage.a, &desc->a, depth, place.row, 0, 0, full);
+        LoadB(stage.b, desc->b, place.column, depth, full);
+        to.Advance(1);
       }
     }
   }
@@ -89,8 +109,8 @@ struct WideProductKernel {
     }
   }
 
-  ATTN_HD static void AddStep(const Stage& stage, int group, Sums& sums) {
-    const uint64_t a = ptx::MatrixOf(stage.a + group * PanelBytes(kGroupRows), 16, 8 * kRowBytes);
+  ATTN_HD static void AddStep(const Stage& stage, int half, Sums& sums) {
+    const uint64_t a = ptx::MatrixOf(stage.a + half * PanelBytes(kGroupRows), 16, 8 * kRowBytes);
     // A panel of B that lies by depth has kStep rows.
     const uint64_t b = ptx::MatrixOf(stage.b, kBByDepth ? PanelBytes(kStep) : 16, 8 * kRowBytes);
 #pragma unroll
@@ -103,61 +123,162 @@ struct WideProductKernel {
       }
     }
   }
-  ATTN_HD static void Consume(const WideProductDesc& desc, int count, ThreadIndex at, int group,
+  ATTN_HD static void Compute(const WideProductDesc* products, int count, ThreadIndex at, int group,
                               Shared& shared) {
-    const ProductDesc p = desc.product;  // read once
-    const int lane = at.thread % kWarpLanes, warp = at.thread / kWarpLanes - 4;
-    uint32_t n = 0;
+    const int lane = at.thread % kWarpLanes, warp = at.thread / kWarpLanes - kGroupWarps;
+    const int steps = (products->product.depth + kStep - 1) / kStep;
+    float* const biases = shared.biases[group];
+    Place from;
+    from.Advance(group * steps);
+    uint32_t parity = group ^ 1;  // of the phase that this one's turn ends
 #pragma unroll 1
-    for (int tile = at.block; tile < count; tile += at.blocks) {
-      Sums sums;
+    for (int tile = at.block + group * at.blocks; tile < count; tile += kGroups * at.blocks) {
+      const WideItem item = WideItemOf(products, tile);
+      const ProductDesc& p = item.desc->product;
+      const ProductPlace place = ProductPlaceOf<kRows, kColumns>(p, item.number);
+      ptx::BarrierSync(group + 1, kGroupThreads);  // nobody reads the last tile's
+      BringBias(p, place.column, at.thread % kGroupThreads, biases);
+      Sums sums[kHalves];
 #pragma unroll
-      for (int i = 0; i < kGroups; ++i) {
+      for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[i][e] = 0;
+        for (int i = 0; i < kColumns / 8; ++i) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sums[half][i][e] = 0;
+        }
       }
+      ptx::WaitForPhase(&shared.turns[group], parity);
+      parity ^= 1;
+      int before = 0;
 #pragma unroll 1
-      for (int depth = 0; depth < p.depth; depth += kStep, ++n) {
-        const int slot = n % kStages;
-        ptx::WaitForPhase(&shared.full[slot], Parity(n));
+      for (int n = 0; n < steps; ++n) {
+        ptx::WaitForPhase(&shared.full[from.slot], from.parity);
         ptx::FenceProducts();
-        AddStep(shared.stages[slot], group, sums);
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+          AddStep(shared.stages[from.slot], half, sums[half]);
+        }
         ptx::CommitProducts();
-        ptx::WaitForProducts<0>(sums);
-        if (lane == 0) ptx::Arrive(&shared.empty[slot]);
+        ptx::WaitForProducts<1>();
+        if (n > 0 && lane == 0) ptx::Arrive(&shared.empty[before]);
+        before = from.slot;
+        from.Advance(1);
       }
-      Store(p, ProductPlaceOf<kRows, kColumns>(p, tile), warp, lane, shared.out[warp], sums);
+      if (lane == 0) ptx::Arrive(&shared.turns[group ^ 1]);
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) ptx::WaitForProducts<0>(sums[half]);
+      if (steps > 0 && lane == 0) ptx::Arrive(&shared.empty[before]);
+      from.Advance(steps);
+      ptx::BarrierSync(group + 1, kGroupThreads);
+      const ProductPlace first = {place.row + kStoredRows * (warp % kGroupWarps), place.column};
+      if (p.c_element == Math::kElement) {
+        StoreHalves(p, first, biases, lane, shared.out[warp], sums);
+      } else {
+        StoreAny(p, first, lane, shared.out[warp], sums);
+      }
+    }
+  }
+
+  ATTN_HD static void BringBias(const ProductDesc& p, int first, int n, float* biases) {
+    static_assert(kColumns == kGroupThreads);
+    float bias = -0.0f;  // changes no sum
+    if (p.bias != nullptr && first + n < p.columns) {
+      bias = LoadNumber(p.bias, p.bias_element, first + n);
+    }
+    biases[n] = bias;
+  }
+
+  // A warp's numbers of a tile, sixteen rows of each half. C has the operands' element: rounded
+  // numbers stand in panels, of which whole lines leave.
+  ATTN_HD static void StoreHalves(const ProductDesc& p, const ProductPlace& first,
+                                  const float* biases, int lane, Panel (&panels)[kOutPanels],
+                                  const Sums (&sums)[kHalves]) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int group = 0; group < kColumns / 8; group += 2) {
+        uint32_t words[4];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const auto& of = sums[half][group + n / 2];
+          const float* bias = biases + 8 * (group + n / 2) + lane % 4 * 2;
+          words[n] =
+              Math::Pack(ptx::Add(of[n % 2 * 2], bias[0]), ptx::Add(of[n % 2 * 2 + 1], bias[1]));
+        }
+        ptx::StoreMatrices(panels[half * kPanels + group / 8].rows +
+                               PanelOffset<kStoredRows>(lane & 15, group % 8 + (lane >> 4)),
+                           make_uint4(words[0], words[1], words[2], words[3]));
+      }
+    }
+    ptx::SyncWarp();
+#pragma unroll 1
+    for (int n = 0; n < kOutPanels; ++n) {
+      StorePanel(p,
+                 {first.row + n / kPanels * kGroupRows, first.column + n % kPanels * kPanelColumns},
+                 lane, panels[n]);
+    }
+  }
+  ATTN_HD static void StorePanel(const ProductDesc& p, const ProductPlace& first, int lane,
+                                 const Panel& panel) {
+    constexpr int kChunks = kPanelColumns / kNeighbours, kRowsAtOnce = kWarpLanes / kChunks;
+    constexpr int kPasses = kStoredRows / kRowsAtOnce;
+    const int chunk = lane % kChunks, row = lane / kChunks, column = first.column + 8 * chunk;
+    const int left = column < p.columns ? p.rows - first.row - row : 0;
+    const int64_t pass_bytes = p.c_stride * (kRowsAtOnce * Math::kBytes);
+    char* const to =
+        static_cast<char*>(p.c) + ((first.row + row) * p.c_stride + column) * Math::kBytes;
+    const bool adds = p.result == kProductAdd;
+    uint4 words[kPasses], old[kPasses];
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      if (adds && n * kRowsAtOnce < left) old[n] = ptx::LoadGlobal128(to + n * pass_bytes);
+    }
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      words[n] =
+          ptx::LoadShared128(panel.rows + PanelOffset<kStoredRows>(n * kRowsAtOnce + row, chunk));
+      if (!adds) continue;
+      float numbers[kNeighbours], there[kNeighbours];
+      Unpack<Math>(words[n], numbers);
+      Unpack<Math>(old[n], there);
+#pragma unroll
+      for (int i = 0; i < kNeighbours; ++i) numbers[i] = ptx::Add(there[i], numbers[i]);
+      words[n] = Packed<Math>(numbers);
+    }
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      if (n * kRowsAtOnce < left) ptx::StoreGlobal128(to + n * pass_bytes, words[n]);
     }
   }
 
   struct Rows {
     ATTN_HD static int RowOf(int, int n) { return n; }
   };
-  // Each warp writes its sixteen rows in groups of 32 columns, through shared memory: memory takes
-  // whole lines twice as fast as the numbers of four lanes' accumulators. The bias of the next
-  // columns comes meanwhile.
-  ATTN_HD static void Store(const ProductDesc& p, const ProductPlace& place, int warp, int lane,
-                            OutRows& rows, const Sums& sums) {
-    constexpr int kTogether = kSmallProductTile / 2 / 8;  // groups
+  // C of any element, in groups of 32 columns.
+  ATTN_HD static void StoreAny(const ProductDesc& p, const ProductPlace& first, int lane,
+                               Panel (&panels)[kOutPanels], const Sums (&sums)[kHalves]) {
     using Output = ProductOutput<kSmallProductTile>;
-    const int row = place.row + 16 * warp;
-    Output next(p, {row, place.column}, lane);
+    using OutRows = ProductRows<kSmallProductTile>;
+    static_assert(sizeof(OutRows) <= sizeof(panels));
+    constexpr int kTogether = kSmallProductTile / 2 / 8;  // groups
+    auto& rows = reinterpret_cast<OutRows&>(panels);
 #pragma unroll
-    for (int first = 0; first < kGroups; first += kTogether) {
-      const Output output = next;
-      if (first + kTogether < kGroups) {
-        next = Output(p, {row, place.column + 8 * (first + kTogether)}, lane);
-      }
+    for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        const auto& of = sums[first + n];
+      for (int begin = 0; begin < kColumns / 8; begin += kTogether) {
+        const Output output(p, {first.row + half * kGroupRows, first.column + 8 * begin}, lane);
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-          ptx::StoreShared64(rows.At(Accumulator::Row(e, lane), 8 * n + Accumulator::Col(e, lane)),
-                             make_uint2(ptx::FloatBits(of[e]), ptx::FloatBits(of[e + 1])));
+        for (int n = 0; n < kTogether; ++n) {
+          const auto& of = sums[half][begin + n];
+#pragma unroll
+          for (int e = 0; e < 4; e += 2) {
+            ptx::StoreShared64(
+                rows.At(Accumulator::Row(e, lane), 8 * n + Accumulator::Col(e, lane)),
+                make_uint2(ptx::FloatBits(of[e]), ptx::FloatBits(of[e + 1])));
+          }
         }
+        output.template Store<Rows>(0, rows);
       }
-      output.template Store<Rows>(0, rows);
     }
   }
 };

@@ -128,6 +128,7 @@ class DriverDevice final : public KernelDevice {
   std::vector<KernelRow> rows_;
   int64_t total_bytes_ = 0, mask_bytes_ = 0;
   int multiprocessors_ = 0;
+  bool launches_overlap_ = false;  // ptx::WaitForLaunchBefore
   Stream upload_, compute_, download_;
   MemoryPool pool_;
   std::vector<LaunchSlot> slots_;
@@ -351,7 +352,7 @@ absl::Status DriverLaunch::EnqueueStep(const KernelStep& step) {
                         {.blocks = static_cast<uint32_t>(blocks),
                          .threads = static_cast<uint32_t>(kernel.threads),
                          .shared_bytes = static_cast<uint32_t>(kernel.shared_bytes),
-                         .overlaps = step.row.overlaps},
+                         .overlaps = device_.launches_overlap_},
                         arguments);
 }
 
@@ -537,6 +538,7 @@ void DriverDevice::Describe(const DeviceIdentity& identity) {
   info_.launches = options_.launches;
   total_bytes_ = identity.memory_bytes;
   multiprocessors_ = identity.multiprocessors;
+  launches_overlap_ = identity.major >= 9;
   // Operations a clock of each multiprocessor's tensor cores, half of them reached: 1024 of Volta's
   // and of those of gaming GPUs, 2048 of the A100's, 4096 of the H100's.
   const double operations = identity.major == 9                          ? 4096

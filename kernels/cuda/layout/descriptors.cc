@@ -30,9 +30,15 @@ T* At(uint64_t arena, int64_t offset, int64_t elements = 0) {
                               static_cast<uint64_t>(elements) * sizeof(T));
 }
 
-// The first row of head `head` of a part, in the padded tensor at `offset`.
-RowTensor Rows(const RowShape& shape, uint64_t arena, int64_t offset, int64_t batch, int64_t head) {
+// The first row of head `head` of a part, in the padded tensor at `offset`. `stride`: from row to
+// row, where these are columns of wider ones, else 0.
+RowTensor Rows(const RowShape& shape, uint64_t arena, int64_t offset, int64_t batch, int64_t head,
+               int64_t stride = 0) {
   TensorStrides strides = shape.PaddedStrides();
+  if (stride != 0) {
+    strides.batch = strides.batch / strides.row * stride;
+    strides.row = stride;
+  }
   return {At<uint16_t>(arena, offset, strides.Row(batch, head, 0)), strides.batch, strides.head,
           strides.row};
 }
@@ -147,10 +153,13 @@ void DescribeGradients(const CallLayout& at, const Origin& from, uint64_t arena,
   int64_t lse = from.batch * desc.lse_batch + from.q_head * desc.lse_head + from.lse_row;
   desc.d_o =
       Every(Rows(OutputRows(p), arena, at.d_o, from.batch, from.q_head), from.row, from.step);
-  desc.d_q = Every(Rows(QueryRows(p), arena, at.d_q, from.batch, from.q_head), from.row, from.step);
-  desc.d_k = Every(Rows(KeyRows(p), arena, at.d_k, from.batch, from.kv_head), from.key, from.step);
-  desc.d_v =
-      Every(Rows(ValueRows(p), arena, at.d_v, from.batch, from.kv_head), from.key, from.step);
+  const RowStrides& strides = at.d_strides;
+  desc.d_q = Every(Rows(QueryRows(p), arena, at.d_q, from.batch, from.q_head, strides.q), from.row,
+                   from.step);
+  desc.d_k = Every(Rows(KeyRows(p), arena, at.d_k, from.batch, from.kv_head, strides.k), from.key,
+                   from.step);
+  desc.d_v = Every(Rows(ValueRows(p), arena, at.d_v, from.batch, from.kv_head, strides.v), from.key,
+                   from.step);
   desc.delta = At<float>(arena, at.delta, lse);
   if (at.d_lse >= 0) desc.d_lse = At<float>(arena, at.d_lse, lse);
   int64_t head = from.block * p.q_heads + from.q_head;
@@ -300,9 +309,12 @@ ProblemDesc Describe(const CallLayout& at, const Part& part, uint64_t arena) {
   const Problem& p = *at.problem;
   const Origin from = OriginOf(p, part);
   ProblemDesc desc = {};
-  desc.q = Every(Rows(QueryRows(p), arena, at.q, from.batch, from.q_head), from.row, from.step);
-  desc.k = Every(Rows(KeyRows(p), arena, at.k, from.batch, from.kv_head), from.key, from.step);
-  desc.v = Every(Rows(ValueRows(p), arena, at.v, from.batch, from.kv_head), from.key, from.step);
+  desc.q = Every(Rows(QueryRows(p), arena, at.q, from.batch, from.q_head, at.strides.q), from.row,
+                 from.step);
+  desc.k = Every(Rows(KeyRows(p), arena, at.k, from.batch, from.kv_head, at.strides.k), from.key,
+                 from.step);
+  desc.v = Every(Rows(ValueRows(p), arena, at.v, from.batch, from.kv_head, at.strides.v), from.key,
+                 from.step);
   desc.o = Every(Rows(OutputRows(p), arena, at.o, from.batch, from.q_head), from.row, from.step);
   desc.lse_batch = LseBatchStride(p);
   desc.lse_head = p.q_len;

@@ -97,6 +97,9 @@ void PlaceTensors(CallLayout& at, const TensorAddresses& addresses, uint64_t are
   place(at.d_q, addresses.d_q);
   place(at.d_k, addresses.d_k);
   place(at.d_v, addresses.d_v);
+  at.d_lse = -1;  // zero
+  at.strides = addresses.strides;
+  at.d_strides = addresses.d_strides;
 }
 
 CallLayout LayOutScores(const Problem& p, ArenaLayout& arena, Travel travel) {

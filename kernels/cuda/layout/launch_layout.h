@@ -38,7 +38,8 @@ struct CallLayout {
   bool dq_rests_by_row = false, dq_is_integer = true;
   // A kept bfloat16 forward: V and O stand in the arena, and once more with the other tensors.
   bool keeps_rows = false;
-  bool is_elsewhere = false;  // LayOutElsewhere
+  bool is_elsewhere = false;      // LayOutElsewhere
+  RowStrides strides, d_strides;  // then
   int64_t kept_v = 0, kept_o = 0;
   int64_t tile_lists = -1;  // where mask_lists begins; meaningless where it has no bytes
   MaskLayout mask_lists;
@@ -84,9 +85,10 @@ CallLayout LayOutKeptTensors(const Problem& problem, ArenaLayout& kept, ArenaLay
 // The same where all tensors lie in the device's memory, as the kernels read them: only a mask's
 // bits stand in the arena. PlaceTensors says where the rest is.
 CallLayout LayOutElsewhere(const Problem& problem, ArenaLayout& arena, Travel travel);
-// Device addresses; of a forward those of its tensors alone.
+// Device addresses; of a forward those of its tensors alone. There is no gradient of lse.
 struct TensorAddresses {
   uint64_t q = 0, k = 0, v = 0, o = 0, lse = 0, d_o = 0, d_q = 0, d_k = 0, d_v = 0;
+  RowStrides strides, d_strides;
 };
 void PlaceTensors(CallLayout& layout, const TensorAddresses& addresses, uint64_t arena);
 // Lays out what scores are made of, and lse: all that a capture reads.

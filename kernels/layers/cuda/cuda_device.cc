@@ -23,7 +23,7 @@ namespace attnd {
 CudaDevice::CudaDevice(cuda::CudaBackend& engine, HoldDeviceMemory hold, const Nccl* nccl)
     : engine_(engine), hold_(std::move(hold)), queue_(engine.device()) {
   if (nccl == nullptr) return;
-  sums_ = std::make_unique<NcclSums>(
+  replica_sums_ = std::make_unique<NcclSums>(
       *nccl, engine.device(), *this, hold_,
       [this](const cuda::DeviceMemory* memory) { queue_.SetBeside(memory); });
 }
@@ -65,6 +65,7 @@ cuda::DevicePart CudaDevice::PartAt(const std::byte* begin, int64_t bytes) const
 absl::Status CudaDevice::Put(ElementType from, const void* host, Tensor to, int64_t count) {
   auto* next = const_cast<std::byte*>(static_cast<const std::byte*>(host));
   const int64_t size = ElementBytes(from);
+  LaunchAll();
   if (from == to.element) {
     return queue_.Upload(
         {.device = reinterpret_cast<uint64_t>(to.data), .host = next, .bytes = count * size});
@@ -85,6 +86,7 @@ absl::Status CudaDevice::Put(ElementType from, const void* host, Tensor to, int6
 absl::Status CudaDevice::Get(ConstTensor from, ElementType to, void* host, int64_t count) {
   auto* next = static_cast<std::byte*>(host);
   const int64_t size = ElementBytes(to);
+  LaunchAll();
   if (from.element == to) {
     const cuda::HostCopy copy{
         .device = reinterpret_cast<uint64_t>(from.data), .host = next, .bytes = count * size};
@@ -126,12 +128,14 @@ void CudaDevice::Pack(const WeightMatrix& matrix) {
 void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
   desc.operand = cuda::BiasCode(operand);
   ProductDesc& p = desc.product;
-  p.turns = queue_.turns();
   const LayerKernel kernel = KernelOf(desc, operand);
+  if (!kernel.wide) {
+    LaunchGroup(siblings_);
+    LaunchTouching(WrittenBy(p));
+  }
   const bool is_plain = kernel.kind == KernelKind::kDenseProduct;
   const ProductTileSize tile = TileSizeOf(kernel);
   const double row_flops = 2.0 * p.columns * std::max(p.depth, 1);
-  const double gain = GainOf(kernel);
   const int64_t most = RowsOfLaunch(kernel, p, LaunchQueue::kTurns);
   const auto* a = static_cast<const std::byte*>(p.a);
   auto* c = static_cast<std::byte*>(p.c);
@@ -142,22 +146,99 @@ void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
     p.c = c + first * p.c_stride * CodeBytes(p.c_element);
     p.rows = static_cast<int32_t>(std::min(most, rows - first));
     const double flops = row_flops * p.rows;
+    if (kernel.wide) {
+      AddWide(kernel, {desc, flops});
+      continue;
+    }
+    p.turns = queue_.turns();
     const int64_t tiles = ProductTiles(p, tile.rows, tile.columns);
     if (is_plain) {
       queue_.Add(kernel, desc, tiles, flops);
-    } else if (kernel.wide) {
-      WideProductDesc wide = WideDescOf(desc);
-      int64_t items = tiles;
-      if (p.result == kProductAddBlocks) {
-        const GradientItems of = ItemsOf(p, engine_.device().multiprocessors());
-        wide.cut = of.cut;
-        items = of.count;
-      }
-      queue_.Add(kernel, wide, items, flops / gain);
     } else {
-      queue_.Add(kernel, p, tiles * ProductTurns(p), flops / gain);
+      queue_.Add(kernel, p, tiles * ProductTurns(p), flops / GainOf(kernel));
     }
   }
+}
+
+// Gradients of weights, and sums of columns, wait until something would write what they read; other
+// products wait for those that follow at once.
+void CudaDevice::AddWide(const LayerKernel& kernel, const ProductGroup::Waiting& product) {
+  const ProductDesc& p = product.desc.product;
+  const bool is_gradient = p.result == kProductAddBlocks;
+  ProductGroup& group = is_gradient ? gradients_ : siblings_;
+  if (is_gradient) {
+    LaunchGroup(siblings_);
+  } else {
+    LaunchTouching(WrittenBy(p));
+  }
+  if (!group.Takes(kernel, product)) LaunchGroup(group);
+  group.Add(kernel, product);
+}
+
+void CudaDevice::LaunchGroup(ProductGroup& group) {
+  if (group.empty()) return;
+  const LayerKernel kernel = group.kernel();
+  std::vector<WideProductDesc> products;
+  std::vector<ProductDesc> plain;
+  double flops = 0;
+  int64_t items = 0;
+  for (const ProductGroup::Waiting& waiting : group.Take()) {
+    plain.push_back(waiting.desc.product);
+    products.push_back(WideDescOf(waiting.desc));
+    flops += waiting.flops;
+  }
+  if (kernel.kind == KernelKind::kProductDepthDepth) {
+    const GradientItems of = ItemsOf(plain, engine_.device().multiprocessors());
+    int32_t* turns = queue_.turns() + 1;
+    for (size_t n = 0; n < products.size(); ++n) {
+      const GradientCut& cut = of.products[n].cut;
+      products[n].cut = cut;
+      products[n].items = static_cast<int32_t>(of.products[n].count);
+      products[n].claims = queue_.turns();
+      products[n].product.turns = turns;
+      turns += ProductTiles(plain[n], kWideProductRows, cut.tile_columns) * kWideGradientTurns;
+    }
+  } else {
+    const ProductTileSize tile = TileSizeOf(kernel);
+    for (WideProductDesc& of : products) {
+      of.items = static_cast<int32_t>(ProductTiles(of.product, tile.rows, tile.columns));
+    }
+  }
+  for (const WideProductDesc& of : products) items += of.items;
+  queue_.AddList(kernel, absl::MakeConstSpan(products), items, flops / GainOf(kernel));
+}
+
+void CudaDevice::LaunchSums() {
+  if (sums_.empty()) return;
+  const double flops = sums_.flops();
+  const std::vector<ColumnSumsDesc> sums =
+      sums_.Take(queue_.turns(), reinterpret_cast<float*>(queue_.staging()));
+  int64_t blocks = 0;
+  for (const ColumnSumsDesc& of : sums) blocks += of.blocks;
+  queue_.AddList(KernelKind::kDenseColumnSums, absl::MakeConstSpan(sums), blocks, flops);
+}
+
+void CudaDevice::LaunchAll() {
+  LaunchGroup(siblings_);
+  LaunchSums();
+  LaunchGroup(gradients_);
+}
+
+void CudaDevice::LaunchTouching(const ByteRange& written) {
+  if (sums_.Touches(written)) LaunchSums();
+  if (gradients_.Touches(written)) LaunchGroup(gradients_);
+}
+
+void CudaDevice::BeforeWriting(const void* data, int64_t bytes) {
+  LaunchGroup(siblings_);
+  LaunchTouching(ByteRange::At(data, bytes));
+}
+
+void CudaDevice::BeforeReading(const DenseTensor& t, int64_t numbers) {
+  LaunchGroup(siblings_);
+  const ByteRange read = ByteRange::At(t.data, numbers * CodeBytes(t.element));
+  if (sums_.Writes(read)) LaunchSums();
+  if (gradients_.Writes(read)) LaunchGroup(gradients_);
 }
 
 LayerKernel CudaDevice::KernelOf(const PlainProductDesc& desc, ElementType operand) const {
@@ -193,7 +274,9 @@ WideProductDesc CudaDevice::WideDescOf(const PlainProductDesc& desc) {
       p,
       MapOfOperand(p.a, p.a_stride, desc.a_by_depth != 0, p.rows, p.depth, kWideProductRows),
       MapOfOperand(p.b, p.b_stride, desc.b_by_depth != 0, p.columns, p.depth, kWideProductColumns),
-      {}};
+      {},
+      0,
+      nullptr};
 }
 
 void CudaDevice::Multiply(const WeightProduct& product) {
@@ -255,20 +338,19 @@ void CudaDevice::AddSums(ColumnSumsDesc desc, double flops) {
     segment_->sums.emplace_back(desc, flops);
     return;
   }
+  LaunchGroup(siblings_);
   static_assert(kGradientBlockRows % kSumStretch == 0);
   static_assert(kMaxParameterDimension / kSumColumns <= LaunchQueue::kTurns);
   const int64_t of_part = (desc.weight_sums != nullptr ? 2 : 1) * int64_t{desc.columns} * 4;
   CHECK(SumPartsOfBlock(desc) == 1 || desc.columns <= LaunchQueue::kStagingBytes / 8);
-  desc.turns = queue_.turns();
-  desc.carries = reinterpret_cast<float*>(queue_.staging());
   // As many blocks of rows as have room for their sums; one needs none.
   const int64_t rows = desc.rows;
   const int64_t blocks = std::max<int64_t>(LaunchQueue::kStagingBytes / of_part, 1);
   const int64_t most = SumPartsOfBlock(desc) > 1 ? rows : blocks * desc.block_rows;
   for (int64_t first = 0; first < rows; first += most) {
     desc.rows = std::min(most, rows - first);
-    queue_.Add(KernelKind::kDenseColumnSums, desc, SumParts(desc) * SumGroups(desc),
-               flops * static_cast<double>(desc.rows) / static_cast<double>(rows));
+    if (!sums_.Takes(desc)) LaunchSums();
+    sums_.Add(desc, flops * static_cast<double>(desc.rows) / static_cast<double>(rows));
     desc.in = Behind(desc.in, desc.rows * desc.columns);
     desc.x = Behind(desc.x, desc.rows * desc.columns);
     if (desc.statistics != nullptr) desc.statistics += desc.rows;
@@ -292,6 +374,7 @@ absl::Status CudaDevice::RunAttention(const Call& call, const cuda::DevicePart& 
       return QueueAttention(planned, call.stop);
     }
   }
+  LaunchAll();
   RETURN_IF_ERROR(queue_.Flush());
   return engine_.RunInPlace(call, arena);
 }
@@ -312,6 +395,7 @@ absl::Status CudaDevice::QueueAttention(cuda::InPlaceCall& call, const std::stop
 }
 
 absl::Status CudaDevice::Attend(const ForwardCall& call) {
+  LaunchAll();
   const Problem& p = *call.problem;
   PaddedRows rows(*this, p, call.workspace);
   ForwardCall padded = call;
@@ -331,6 +415,14 @@ absl::Status CudaDevice::Attend(const ForwardCall& call) {
 
 absl::Status CudaDevice::AttendBackward(const BackwardCall& call) {
   const Problem& p = *call.problem;
+  const auto before = [&](const void* data, const cuda::RowShape& shape, int64_t stride) {
+    const int64_t rows = shape.rows() / shape.heads;
+    BeforeWriting(data, stride == 0 ? shape.padded_bytes() : 2 * rows * stride);
+  };
+  before(call.d_q, cuda::QueryRows(p), call.d_strides.q);
+  before(call.d_k, cuda::KeyRows(p), call.d_strides.k);
+  before(call.d_v, cuda::ValueRows(p), call.d_strides.v);
+  BeforeWriting(call.workspace, AttentionBytes(OneSequence(p), Direction::kBackward));
   PaddedRows rows(*this, p, call.workspace);
   BackwardCall padded = call;
   padded.q = rows.In(call.q, PaddedRows::kQuery);
@@ -362,6 +454,7 @@ absl::Status CudaDevice::SquaredNorms(absl::Span<const Gradients> ranges,
   std::vector<size_t> places;  // in `ranges`, of those
   int32_t warps = 0;
   std::fill(norms.begin(), norms.end(), 0);
+  LaunchAll();
   const auto run = [&]() -> absl::Status {
     const auto count = static_cast<int32_t>(waiting.size());
     std::vector<double> totals(waiting.size());
@@ -401,6 +494,7 @@ absl::Status CudaDevice::SquaredNorms(absl::Span<const Gradients> ranges,
 }
 
 void CudaDevice::Step(absl::Span<const WeightStep> steps) {
+  LaunchAll();
   constexpr size_t kMost = LaunchQueue::kMostConstants / sizeof(StepDesc);
   while (!steps.empty()) {
     std::vector<StepDesc> list;

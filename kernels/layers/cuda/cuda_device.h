@@ -18,9 +18,12 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/dense/dense_params.h"
 #include "kernels/device.h"
+#include "kernels/layers/cuda/dense_tensors.h"
 #include "kernels/layers/cuda/joined_chain.h"
 #include "kernels/layers/cuda/launch_queue.h"
 #include "kernels/layers/cuda/nccl_sums.h"
+#include "kernels/layers/cuda/product_group.h"
+#include "kernels/layers/cuda/sum_group.h"
 #include "kernels/layers/executor/module_device.h"
 
 namespace attnd {
@@ -40,7 +43,10 @@ class CudaDevice final : public ModuleDevice {
   absl::Status Get(ConstTensor from, ElementType to, void* host, int64_t count) override;
   void SetZero(void* to, int64_t bytes) override;
   void Copy(const void* from, void* to, int64_t bytes) override;
-  absl::Status Finish() override { return queue_.Flush(); }
+  absl::Status Finish() override {
+    LaunchAll();
+    return queue_.Flush();
+  }
   TransferSeconds transfers() const override {
     return {queue_.times().upload, queue_.times().download};
   }
@@ -72,12 +78,13 @@ class CudaDevice final : public ModuleDevice {
   absl::Status Supports(const Problem& problem, Direction direction) const override {
     return engine_.SupportsInPlace(problem, direction);
   }
+  int64_t AttendedChunk() const override { return 8; }
   absl::Status Attend(const ForwardCall& call) override;
   absl::Status AttendBackward(const BackwardCall& call) override;
 
   absl::Status SquaredNorms(absl::Span<const Gradients> ranges, absl::Span<double> norms) override;
   void Step(absl::Span<const WeightStep> steps) override;
-  ReplicaSums* replica_sums() override { return sums_.get(); }
+  ReplicaSums* replica_sums() override { return replica_sums_.get(); }
 
  private:
   template <class Call>
@@ -86,8 +93,22 @@ class CudaDevice final : public ModuleDevice {
   void AddNumbers(NumbersDesc desc);
   // `steps`: of the chains that it has.
   void AddNorm(NormDesc desc, absl::Span<const NumbersStep> steps = {});
+  void BeforeNorm(const NormDesc& desc);
   void AddJoined(const JoinedChain& joined);
   void AddProduct(PlainProductDesc desc, ElementType operand);
+  void AddWide(const LayerKernel& kernel, const ProductGroup::Waiting& product);
+  void LaunchGroup(ProductGroup& group);
+  void LaunchSums();
+  void LaunchAll();  // that waits
+  // Launches those gradients and sums that a launch which writes these bytes has to come after.
+  void LaunchTouching(const ByteRange& written);
+  // Launches what a launch that is no product, and writes these bytes, has to come after.
+  void BeforeWriting(const void* data, int64_t bytes);
+  void BeforeWriting(const DenseTensor& t, int64_t numbers) {
+    BeforeWriting(t.data, numbers * CodeBytes(t.element));
+  }
+  // The same for a launch that reads them.
+  void BeforeReading(const DenseTensor& t, int64_t numbers);
   LayerKernel KernelOf(const PlainProductDesc& desc, ElementType operand) const;
   TensorMap MapOfOperand(const void* data, int64_t stride, bool by_depth, int32_t size,
                          int32_t depth, int32_t tile);
@@ -100,6 +121,9 @@ class CudaDevice final : public ModuleDevice {
   std::shared_ptr<void> held_;  // what hold_ gave, for as long as the memory is there
   std::unique_ptr<cuda::DeviceMemory> memory_;
   LaunchQueue queue_;
+  // What waits before the queue.
+  ProductGroup siblings_, gradients_;
+  SumGroup sums_;
   // Launches between BeginSegment and EndSegment.
   struct OpenSegment {
     std::vector<const void*> unread;
@@ -107,7 +131,7 @@ class CudaDevice final : public ModuleDevice {
     std::vector<std::pair<ColumnSumsDesc, double>> sums;
   };
   std::optional<OpenSegment> segment_;
-  std::unique_ptr<NcclSums> sums_;  // null without NCCL
+  std::unique_ptr<NcclSums> replica_sums_;  // null without NCCL
 };
 
 }  // namespace attnd

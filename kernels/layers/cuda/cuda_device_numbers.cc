@@ -87,12 +87,19 @@ void CudaDevice::AddNorm(NormDesc desc, absl::Span<const NumbersStep> steps) {
     segment_->links.push_back(desc);
     return;
   }
+  BeforeNorm(desc);
   desc.whole = WholeElementOf(desc, steps);
   const double work = 1 + desc.is_backward + static_cast<double>(steps.size());
   const KernelKind kind =
       desc.whole == kBiasNone ? KernelKind::kDenseAnyNorm : KernelKind::kDenseNorm;
   queue_.Add(kind, desc, DivideUp(desc.vectors, kNormVectorsOfBlock),
              8.0 * work * static_cast<double>(desc.vectors) * desc.count);
+}
+
+void CudaDevice::BeforeNorm(const NormDesc& desc) {
+  BeforeWriting(desc.out, desc.vectors * desc.count);
+  if (desc.is_backward == 0) return;
+  BeforeWriting(desc.statistics, desc.vectors * static_cast<int64_t>(sizeof(DenseStatistics)));
 }
 
 void CudaDevice::AddNormGradients(const NormOperands& norm, const NormGradients& gradients) {
@@ -113,6 +120,7 @@ void CudaDevice::AddNormGradients(const NormOperands& norm, const NormGradients&
 void CudaDevice::Turn(const Rotary& rotary, TurnDirection direction, const RotaryHeads& heads) {
   const auto count = static_cast<int64_t>(rotary.inverse_frequency.size());
   const int64_t row_numbers = heads.head_count * heads.dim;
+  BeforeWriting(TensorOf(heads.heads), heads.rows * row_numbers);
   for (int64_t first = 0; first < heads.rows; first += kTurnedRows) {
     const int64_t rows = std::min(kTurnedRows, heads.rows - first);
     // Frequencies, then positions.
@@ -144,6 +152,11 @@ void CudaDevice::AddNumbers(NumbersDesc desc) {
     segment_->links.push_back(desc);
     return;
   }
+  // Copies read gradients too.
+  BeforeReading(desc.a,
+                desc.rows == 1 ? desc.columns : (desc.rows - 1) * desc.a_stride + desc.columns);
+  BeforeWriting(desc.out,
+                desc.rows == 1 ? desc.columns : (desc.rows - 1) * desc.out_stride + desc.columns);
   const auto cut = [&](int64_t rows, int64_t columns, int64_t a_next, int64_t out_next) {
     NumbersDesc part = desc;
     part.rows = rows;
@@ -255,6 +268,10 @@ void CudaDevice::EndSegment() {
 void CudaDevice::AddJoined(const JoinedChain& joined) {
   std::vector<NumbersStep> steps = joined.before;
   steps.insert(steps.end(), joined.after.begin(), joined.after.end());
+  // Before the steps are among the constants of the next launch.
+  const int64_t numbers = joined.chain.rows * joined.chain.columns;
+  if (joined.norm.has_value()) BeforeNorm(*joined.norm);
+  for (const NumbersStep& step : steps) BeforeWriting(step.out, numbers);
   const auto* at = static_cast<const NumbersStep*>(
       queue_.Constants(steps.data(), static_cast<int64_t>(steps.size() * sizeof(steps[0]))));
   if (joined.norm.has_value()) {

@@ -127,7 +127,7 @@ TEST(Products, AreOnTensorCoresWhereTheirRowsAreWholeChunks) {
   constexpr ElementType kHalf = ElementType::kFloat16, kBrain = ElementType::kBFloat16;
   EXPECT_EQ(KernelsOf(Architecture::kSm70, kHalf, 16), Names{"product_rows_rows"});
   EXPECT_EQ(KernelsOf(Architecture::kSm80, kBrain, 16), Names{"product_rows_rows_bf16_small"});
-  EXPECT_EQ(KernelsOf(Architecture::kSm90, kHalf, 16), Names{"product_rows_rows_small"});
+  EXPECT_EQ(KernelsOf(Architecture::kSm90, kHalf, 16), Names{"product_rows_rows_wide"});
   EXPECT_EQ(KernelsOf(Architecture::kSm70, kHalf, 12), Names{"dense_product"});
   EXPECT_EQ(KernelsOf(Architecture::kSm70, kBrain, 16), Names{"dense_product"});
   constexpr ElementType kFloat = ElementType::kFloat32;

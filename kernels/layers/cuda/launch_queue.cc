@@ -92,7 +92,7 @@ void LaunchQueue::AddSteps(absl::Span<const cuda::KernelStep> steps, double seco
 absl::Status LaunchQueue::Begin() {
   if (launch_ != nullptr) return absl::OkStatus();
   const cuda::Region regions[] = {
-      {"descriptors", 0, kDescriptorBytes, cuda::RegionUse::kInput},
+      {"descriptors", 0, kDescriptorBytes, cuda::RegionUse::kZeroed},
       {"staging", kDescriptorBytes, kStagingBytes, cuda::RegionUse::kZeroed},
       {"turns", kDescriptorBytes + kStagingBytes, kTurns * 4, cuda::RegionUse::kZeroed}};
   ASSIGN_OR_RETURN(launch_, device_.BeginIn(own_, regions));

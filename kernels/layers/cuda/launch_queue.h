@@ -64,6 +64,13 @@ class LaunchQueue {
   void Add(const LayerKernel& kernel, const Desc& desc, int64_t blocks, double flops) {
     AddDense(kernel, &desc, sizeof(desc), blocks, flops);
   }
+  // The same of several descriptors, one after the other.
+  template <class Desc>
+  void AddList(const LayerKernel& kernel, absl::Span<const Desc> descs, int64_t blocks,
+               double flops) {
+    AddDense(kernel, descs.data(), static_cast<int64_t>(descs.size() * sizeof(Desc)), blocks,
+             flops);
+  }
   // Kernels of another engine, which take about so long together; what they read beside tensors is
   // among Constants.
   void AddSteps(absl::Span<const cuda::KernelStep> steps, double seconds);

@@ -53,12 +53,15 @@ const uint8_t* MaskOf(const Problem& whole, const uint8_t* bits, int64_t entries
   return bits + entries * (whole.bool_mask->bytes() / whole.bool_mask->shape.batch);
 }
 
-// Returns the group's rows of a [rows, heads, dim] tensor, which kernels read padded.
+// Returns the group's rows of a [rows, heads, dim] tensor, which kernels read padded, or of one
+// with this stride from row to row.
 template <class T>
-T* RowsFrom(T* tensor, const Problem& whole, PaddedRows::Kind kind, const Origin& at) {
+T* RowsFrom(T* tensor, const Problem& whole, PaddedRows::Kind kind, const Origin& at,
+            int64_t stride = 0) {
   const cuda::RowShape shape = ShapeOf(whole, kind);
   const bool is_query = kind == PaddedRows::kQuery || kind == PaddedRows::kOutput;
-  const int64_t units = (is_query ? at.rows : at.keys) * shape.heads * cuda::PaddedDim(shape.dim);
+  if (stride == 0) stride = shape.heads * cuda::PaddedDim(shape.dim);
+  const int64_t units = (is_query ? at.rows : at.keys) * stride;
   using Bytes = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
   return static_cast<Bytes*>(tensor) + units * 2;
 }
@@ -107,9 +110,9 @@ ForwardCall CallOfGroup(const ForwardCall& call, const Problem& part, const Shar
   const Origin at = OriginOf(whole, group);
   ForwardCall of = call;
   of.problem = &part;
-  of.q = RowsFrom(call.q, whole, PaddedRows::kQuery, at);
-  of.k = RowsFrom(call.k, whole, PaddedRows::kKey, at);
-  of.v = RowsFrom(call.v, whole, PaddedRows::kValue, at);
+  of.q = RowsFrom(call.q, whole, PaddedRows::kQuery, at, call.strides.q);
+  of.k = RowsFrom(call.k, whole, PaddedRows::kKey, at, call.strides.k);
+  of.v = RowsFrom(call.v, whole, PaddedRows::kValue, at, call.strides.v);
   of.o = RowsFrom(call.o, whole, PaddedRows::kOutput, at);
   of.lse = call.lse + at.rows * whole.q_heads;
   of.mask_bits = MaskOf(whole, call.mask_bits, at.entries);
@@ -121,15 +124,15 @@ BackwardCall CallOfGroup(const BackwardCall& call, const Problem& part, const Sh
   const Origin at = OriginOf(whole, group);
   BackwardCall of = call;
   of.problem = &part;
-  of.q = RowsFrom(call.q, whole, PaddedRows::kQuery, at);
-  of.k = RowsFrom(call.k, whole, PaddedRows::kKey, at);
-  of.v = RowsFrom(call.v, whole, PaddedRows::kValue, at);
+  of.q = RowsFrom(call.q, whole, PaddedRows::kQuery, at, call.strides.q);
+  of.k = RowsFrom(call.k, whole, PaddedRows::kKey, at, call.strides.k);
+  of.v = RowsFrom(call.v, whole, PaddedRows::kValue, at, call.strides.v);
   of.o = RowsFrom(call.o, whole, PaddedRows::kOutput, at);
   of.lse = call.lse + at.rows * whole.q_heads;
   of.d_o = RowsFrom(call.d_o, whole, PaddedRows::kOutput, at);
-  of.d_q = RowsFrom(call.d_q, whole, PaddedRows::kQuery, at);
-  of.d_k = RowsFrom(call.d_k, whole, PaddedRows::kKey, at);
-  of.d_v = RowsFrom(call.d_v, whole, PaddedRows::kValue, at);
+  of.d_q = RowsFrom(call.d_q, whole, PaddedRows::kQuery, at, call.d_strides.q);
+  of.d_k = RowsFrom(call.d_k, whole, PaddedRows::kKey, at, call.d_strides.k);
+  of.d_v = RowsFrom(call.d_v, whole, PaddedRows::kValue, at, call.d_strides.v);
   of.mask_bits = MaskOf(whole, call.mask_bits, at.entries);
   return of;
 }

@@ -1,6 +1,8 @@
 #include "kernels/layers/cuda/product_choice.h"
 
 #include <algorithm>
+#include <numeric>
+#include <vector>
 
 #include "base/round_up.h"
 
@@ -10,16 +12,12 @@ namespace {
 // A small tile takes this part of a large tile's time: a quarter of its products, for each of which
 // warps of 32 × 32 numbers read twice the operands from shared memory. That takes 64 cycles for 16
 // of the depth, and the tensor cores of an H100 205 for a large tile's. Of float32 both take three
-// times as much. A wide tile has twice a large one's products in hardly more time (H200: 1.3 times
-// of a depth of 768, 1.05 of 4,096), but a large one alone on its multiprocessor takes 1.6 times as
-// long as beside others.
-constexpr double kSmallTileTime = 0.31, kWideTileTime = 0.95;
+// times as much.
+constexpr double kSmallTileTime = 0.31;
 
-// Gradients in wide tiles (H200, over 1,024 rows): a part of 128 columns takes 6.75 us, where a
-// large tile takes about 11, and one of 192 columns 1.3 times as long. Nothing hides the first and
-// the last passage of C: over 512 rows 36 to 64 tiles of 768² and 1,024² take 10.7 and 11.3 us, two
-// small ones on each multiprocessor 8.6.
-constexpr double kGradientPartTime = 0.62, kWideGradientTime = 1.3, kPassageTime = 0.18;
+// Gradients in wide tiles (H200, over 1,024 rows): a part of 192 columns takes 1.3 times as long as
+// one of 128.
+constexpr double kWideGradientTime = 1.3;
 // Parts of one tile beside each other wait for each other's sums: they take this many times as
 // long, and this share of the time of all one after the other at least.
 constexpr double kWaitingTime = 2.1, kLeastCutTime = 0.55;
@@ -31,12 +29,16 @@ bool IsInChunks(const void* data, int64_t stride, int64_t chunk) {
          stride * 16 < kMostProductRowBytes * chunk;
 }
 
-GradientItems ItemsInTiles(const ProductDesc& p, int32_t tile_columns, int multiprocessors) {
-  const int64_t tiles = ProductTiles(p, kWideProductRows, tile_columns);
-  const int64_t blocks = ProductTurns(p);
-  const int64_t waves = tiles / multiprocessors, rest = tiles % multiprocessors;
+GradientItems ItemsInTiles(absl::Span<const ProductDesc> products, int32_t tile_columns,
+                           int multiprocessors) {
+  std::vector<int64_t> tiles;
+  for (const ProductDesc& p : products) {
+    tiles.push_back(ProductTiles(p, kWideProductRows, tile_columns));
+  }
+  const int64_t all_tiles = std::accumulate(tiles.begin(), tiles.end(), int64_t{0});
+  const int64_t blocks = ProductTurns(products[0]);
+  const int64_t waves = all_tiles / multiprocessors, rest = all_tiles % multiprocessors;
   const bool is_cut = rest > 0 && 2 * rest < multiprocessors && blocks > 1;
-  const int64_t whole = is_cut ? tiles - rest : tiles;
   const int64_t item_blocks = waves > 0 ? std::min(kItemBlocks, blocks) : 1;
   const auto all = static_cast<double>(blocks);
   double parts = all * static_cast<double>(waves);
@@ -47,18 +49,23 @@ GradientItems ItemsInTiles(const ProductDesc& p, int32_t tile_columns, int multi
     parts += all;
   }
   if (tile_columns == kWideGradientColumns) parts *= kWideGradientTime;
-  return {{tile_columns, static_cast<int32_t>(whole), static_cast<int32_t>(item_blocks)},
-          whole + (tiles - whole) * DivideUp(blocks, item_blocks),
-          parts};
+  GradientItems items = {{}, parts};
+  int64_t whole_left = is_cut ? all_tiles - rest : all_tiles;
+  for (int64_t of_one : tiles) {
+    const int64_t whole = std::min(whole_left, of_one);
+    whole_left -= whole;
+    items.products.push_back(
+        {{tile_columns, static_cast<int32_t>(whole), static_cast<int32_t>(item_blocks)},
+         whole + (of_one - whole) * DivideUp(blocks, item_blocks)});
+  }
+  return items;
 }
 
 double TimeIn(const LayerKernel& kernel, const ProductDesc& p, int multiprocessors) {
-  if (kernel.wide && p.result == kProductAddBlocks) {
-    return kGradientPartTime * ItemsOf(p, multiprocessors).parts + kPassageTime;
-  }
+  if (kernel.wide) return 0;
   const ProductTileSize size = TileSizeOf(kernel);
   const int64_t blocks = ProductTurns(p);
-  const double of_one = kernel.small ? kSmallTileTime : kernel.wide ? kWideTileTime : 1;
+  const double of_one = kernel.small ? kSmallTileTime : 1;
   return (blocks > 1 ? kWaitingTime : 1) * of_one *
          static_cast<double>(
              DivideUp(ProductTiles(p, size.rows, size.columns) * blocks, int64_t{multiprocessors}));
@@ -99,10 +106,9 @@ double GainOf(const LayerKernel& kernel) {
 }
 
 int64_t RowsOfLaunch(const LayerKernel& kernel, const ProductDesc& p, int64_t turns) {
-  constexpr double kPlainFlops = 1e11;  // about 10 ms of a V100
   const ProductTileSize tile = TileSizeOf(kernel);
   const double row_flops = 2.0 * p.columns * std::max(p.depth, 1);
-  auto most = static_cast<int64_t>(GainOf(kernel) * kPlainFlops / row_flops);
+  auto most = static_cast<int64_t>(GainOf(kernel) * kLaunchFlops / row_flops);
   if (kernel.kind == KernelKind::kProductDepthDepth) {
     if (kernel.wide) turns = (turns - 1) / kWideGradientTurns;
     most = std::min(most, turns / ProductTilesAlong(p.columns, tile.columns) * tile.rows);
@@ -110,10 +116,11 @@ int64_t RowsOfLaunch(const LayerKernel& kernel, const ProductDesc& p, int64_t tu
   return std::max(most / tile.rows, int64_t{1}) * tile.rows;
 }
 
-GradientItems ItemsOf(const ProductDesc& p, int multiprocessors) {
-  const GradientItems narrow = ItemsInTiles(p, kNarrowGradientColumns, multiprocessors);
-  if (ProductTurns(p) == 1) return narrow;  // few rows: nothing hides a wide one's passages of C
-  const GradientItems wide = ItemsInTiles(p, kWideGradientColumns, multiprocessors);
+GradientItems ItemsOf(absl::Span<const ProductDesc> products, int multiprocessors) {
+  GradientItems narrow = ItemsInTiles(products, kNarrowGradientColumns, multiprocessors);
+  // Few rows: nothing hides a wide one's passages of C.
+  if (ProductTurns(products[0]) == 1) return narrow;
+  GradientItems wide = ItemsInTiles(products, kWideGradientColumns, multiprocessors);
   return wide.parts < narrow.parts ? wide : narrow;
 }
 

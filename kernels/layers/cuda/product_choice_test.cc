@@ -1,6 +1,7 @@
 #include "kernels/layers/cuda/product_choice.h"
 
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 
@@ -17,9 +18,7 @@ const LayerKernel kLarge = KernelIn(KernelKind::kProductRowsRows, false, false),
                   kSmall = KernelIn(KernelKind::kProductRowsRows, true, false),
                   kWide = KernelIn(KernelKind::kProductRowsRows, false, true),
                   kWideGradient = KernelIn(KernelKind::kProductDepthDepth, false, true);
-const LayerKernel kOfGradients[] = {KernelIn(KernelKind::kProductDepthDepth, false, false),
-                                    KernelIn(KernelKind::kProductDepthDepth, true, false),
-                                    kWideGradient};
+const LayerKernel kLargeGradient = KernelIn(KernelKind::kProductDepthDepth, false, false);
 
 TEST(ProductChoice, TakesSmallTilesWhereLargeOnesLeaveMultiprocessorsIdle) {
   struct Case {
@@ -47,32 +46,11 @@ TEST(ProductChoice, TakesSmallTilesWhereLargeOnesLeaveMultiprocessorsIdle) {
   }
 }
 
-TEST(ProductChoice, TakesWideTilesWhereTheyFillMultiprocessors) {
-  const ProductDesc many = {.rows = 16384, .columns = 3072, .depth = 768, .result = kProductStore};
-  EXPECT_TRUE(FastestOf({kLarge, kSmall, kWide}, many, 132).wide);
-  const ProductDesc few = {.rows = 512, .columns = 768, .depth = 768, .result = kProductStore};
-  EXPECT_TRUE(FastestOf({kLarge, kSmall, kWide}, few, 132).small);
-  // 128 large tiles take one turn of 132 multiprocessors, alone on each; 64 wide ones one as well.
-  const ProductDesc one_turn = {
-      .rows = 512, .columns = 4096, .depth = 1024, .result = kProductStore};
-  EXPECT_TRUE(FastestOf({kLarge, kSmall, kWide}, one_turn, 132).wide);
-  const ProductDesc few_rows = {
-      .rows = 16, .columns = 4096, .depth = 1024, .result = kProductStore};
-  EXPECT_FALSE(FastestOf({kLarge, kSmall, kWide}, few_rows, 132).wide);
-}
-
-TEST(ProductChoice, TakesSmallTilesOfGradientsOverFewRowsAlone) {
-  const auto fastest = [](int32_t size, int32_t depth) {
-    const ProductDesc p = {
-        .rows = size, .columns = size, .depth = depth, .result = kProductAddBlocks};
-    return FastestOf(kOfGradients, p, 132);
-  };
-  for (int32_t size : {768, 1024}) {
-    EXPECT_TRUE(fastest(size, 512).small) << size;
-    EXPECT_TRUE(fastest(size, 4096).wide) << size;
-    EXPECT_TRUE(fastest(size, 16384).wide) << size;
+TEST(ProductChoice, TakesWideTilesWhereThereAreSome) {
+  for (int32_t rows : {1, 512, 16384}) {
+    const ProductDesc p = {.rows = rows, .columns = 3072, .depth = 768, .result = kProductStore};
+    EXPECT_TRUE(FastestOf({kLarge, kSmall, kWide}, p, 132).wide) << rows;
   }
-  EXPECT_TRUE(fastest(2048, 512).wide);
 }
 
 TEST(ProductChoice, CutsWideGradientsWhereTilesLeaveMostMultiprocessorsIdle) {
@@ -113,13 +91,37 @@ TEST(ProductChoice, CutsWideGradientsWhereTilesLeaveMostMultiprocessorsIdle) {
                            .columns = 128 * c.columns,
                            .depth = kProductBlockDepth * c.parts - 8,
                            .result = kProductAddBlocks};
-    const GradientItems items = ItemsOf(p, c.multiprocessors);
-    EXPECT_EQ(items.cut.tile_columns, c.cut.tile_columns);
-    EXPECT_EQ(items.cut.whole_tiles, c.cut.whole_tiles);
-    EXPECT_EQ(items.cut.item_blocks, c.cut.item_blocks);
-    EXPECT_EQ(items.count, c.count);
+    const GradientItems items = ItemsOf({&p, 1}, c.multiprocessors);
+    ASSERT_EQ(items.products.size(), 1u);
+    const auto& [cut, count] = items.products[0];
+    EXPECT_EQ(cut.tile_columns, c.cut.tile_columns);
+    EXPECT_EQ(cut.whole_tiles, c.cut.whole_tiles);
+    EXPECT_EQ(cut.item_blocks, c.cut.item_blocks);
+    EXPECT_EQ(count, c.count);
     EXPECT_NEAR(items.parts, c.time, 1e-9);
   }
+}
+
+TEST(ProductChoice, CutsTheLastTilesOfGradientsThatAreLaunchedTogether) {
+  const auto gradient = [](int32_t rows, int32_t columns) {
+    return ProductDesc{.rows = 128 * rows,
+                       .columns = 128 * columns,
+                       .depth = 16 * kProductBlockDepth,
+                       .result = kProductAddBlocks};
+  };
+  // 36, 240 and 12 tiles of 128 columns: 264 whole ones, and 24 that are cut.
+  const std::vector<ProductDesc> products = {gradient(6, 6), gradient(12, 20), gradient(2, 6)};
+  const GradientItems items = ItemsOf(products, 132);
+  ASSERT_EQ(items.products.size(), 3u);
+  const int32_t whole[] = {36, 228, 0};
+  const int64_t counts[] = {36, 228 + 12 * 4, 12 * 4};
+  for (int n = 0; n < 3; ++n) {
+    EXPECT_EQ(items.products[n].cut.tile_columns, 128) << n;
+    EXPECT_EQ(items.products[n].cut.whole_tiles, whole[n]) << n;
+    EXPECT_EQ(items.products[n].cut.item_blocks, 4) << n;
+    EXPECT_EQ(items.products[n].count, counts[n]) << n;
+  }
+  EXPECT_NEAR(items.parts, 2 * 16 + 8.8, 1e-9);
 }
 
 TEST(ProductChoice, LaunchesOfGradientsHaveTurnsForAllTiles) {
@@ -128,7 +130,7 @@ TEST(ProductChoice, LaunchesOfGradientsHaveTurnsForAllTiles) {
   // Ten tiles of 128 columns side by side.
   EXPECT_EQ(RowsOfLaunch(kWideGradient, gradient, 1 + 10 * 3 * kWideGradientTurns), 3 * 128);
   EXPECT_EQ(RowsOfLaunch(kWideGradient, gradient, 10 * 3 * kWideGradientTurns), 2 * 128);
-  EXPECT_EQ(RowsOfLaunch(kOfGradients[0], gradient, 30), 3 * 128);
+  EXPECT_EQ(RowsOfLaunch(kLargeGradient, gradient, 30), 3 * 128);
   const ProductDesc store = {
       .rows = 1 << 20, .columns = 1280, .depth = 64, .result = kProductStore};
   EXPECT_GT(RowsOfLaunch(kWide, store, 1), 1 << 20);

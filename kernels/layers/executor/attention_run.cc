@@ -59,6 +59,21 @@ const void* AttentionRun::Gathered(const HeadColumns& heads, std::byte* scratch)
   return scratch;
 }
 
+AttentionRun::Heads AttentionRun::HeadsOf(const HeadColumns& heads, std::byte* scratch) const {
+  const Tensor& value = values_.values[heads.value];
+  const int64_t columns = shapes_.values[heads.value].columns;
+  const int64_t chunk = module_.device().AttendedChunk();
+  const auto is_whole = [chunk](int64_t numbers) { return numbers % chunk == 0; };
+  const bool lies_so = chunk > 0 && heads.columns() < columns &&
+                       value.element == module_.element() &&
+                       reinterpret_cast<uintptr_t>(value.data) % kTensorAlignment == 0 &&
+                       is_whole(columns) && is_whole(heads.first_column) && is_whole(heads.dim);
+  if (!lies_so) return {Gathered(heads, scratch)};
+  return {static_cast<const std::byte*>(value.data) +
+              heads.first_column * ElementBytes(module_.element()),
+          columns * ElementBytes(module_.element()) / 2};
+}
+
 const void* AttentionRun::InElement(ConstTensor tensor, int64_t rows, int64_t columns,
                                     std::byte* scratch) const {
   if (tensor.element == module_.element()) return tensor.data;
@@ -95,9 +110,9 @@ void AttentionRun::Rotate(const Side& side, bool is_forward, std::byte* heads) c
                          .positions = &call_.positions});
 }
 
-const void* AttentionRun::TurnForward(const Side& side) const {
+AttentionRun::Heads AttentionRun::TurnForward(const Side& side) const {
   if (!side.norm.has_value() && !op_.rotary.has_value()) {
-    return Gathered(side.heads, side.gathered);
+    return HeadsOf(side.heads, side.gathered);
   }
   if (side.norm.has_value()) {
     module_.device().Norm(NormOf(side), {side.turned, module_.element()},
@@ -106,7 +121,7 @@ const void* AttentionRun::TurnForward(const Side& side) const {
     Copy(side.heads, side.turned);
   }
   Rotate(side, true, side.turned);
-  return side.turned;
+  return {side.turned};
 }
 
 std::byte* AttentionRun::TurnBackward(const Side& side, std::byte* d_heads, bool adds) const {
@@ -142,15 +157,18 @@ absl::Status AttentionRun::Forward(const TurnedBuffers& turned) const {
   const Tensor& out = values_.values[number_ + kFirstOpValue];
   const bool is_in_place = out.element == module_.element();
   float* lse = values_.lse[number_];
+  const Heads q = TurnForward(QuerySide(turned.q)), k = TurnForward(KeySide(turned.k));
+  const Heads v = HeadsOf(op_.v, scratch_.v);
   const ForwardCall call{.problem = &problem,
-                         .q = TurnForward(QuerySide(turned.q)),
-                         .k = TurnForward(KeySide(turned.k)),
-                         .v = Gathered(op_.v, scratch_.v),
+                         .q = q.data,
+                         .k = k.data,
+                         .v = v.data,
                          .mask_bits = problem.bool_mask ? call_.mask_bits.data() : nullptr,
                          .o = is_in_place ? out.data : scratch_.o,
                          .lse = lse != nullptr ? lse : scratch_.lse,
                          .workspace = scratch_.workspace,
-                         .stop = call_.stop};
+                         .stop = call_.stop,
+                         .strides = {q.stride, k.stride, v.stride}};
   RETURN_IF_ERROR(device.Attend(call));
   if (is_in_place) return absl::OkStatus();
   const int64_t columns = op_.q.heads * op_.v.dim;
@@ -166,13 +184,14 @@ absl::Status AttentionRun::Backward(const TurnedBuffers& turned, ConstTensor d_o
   RETURN_IF_ERROR(device.Supports(problem, Direction::kBackward));
   CHECK(device.AttentionBytes(OneSequence(problem), Direction::kBackward) <=
         module_.attention().workspace);
-  const Side q = QuerySide(turned.q), k = KeySide(turned.k);
+  const Side of_q = QuerySide(turned.q), of_k = KeySide(turned.k);
+  const Heads q = TurnForward(of_q), k = TurnForward(of_k), v = HeadsOf(op_.v, scratch_.v);
   const int64_t rows = call_.rows.rows(), columns = op_.q.heads * op_.v.dim;
   const BackwardCall call{
       .problem = &problem,
-      .q = TurnForward(q),
-      .k = TurnForward(k),
-      .v = Gathered(op_.v, scratch_.v),
+      .q = q.data,
+      .k = k.data,
+      .v = v.data,
       .mask_bits = problem.bool_mask ? call_.mask_bits.data() : nullptr,
       .o = InElement(values_.values[number_ + kFirstOpValue], rows, columns, scratch_.o),
       .lse = values_.lse[number_],
@@ -181,10 +200,12 @@ absl::Status AttentionRun::Backward(const TurnedBuffers& turned, ConstTensor d_o
       .d_k = gradients.k,
       .d_v = gradients.v,
       .workspace = scratch_.workspace,
-      .stop = call_.stop};
+      .stop = call_.stop,
+      .strides = {q.stride, k.stride, v.stride},
+      .d_strides = gradients.strides};
   RETURN_IF_ERROR(device.AttendBackward(call));
-  gradients.q = TurnBackward(q, gradients.q, adds);
-  gradients.k = TurnBackward(k, gradients.k, adds);
+  gradients.q = TurnBackward(of_q, gradients.q, adds);
+  gradients.k = TurnBackward(of_k, gradients.k, adds);
   return absl::OkStatus();
 }
 

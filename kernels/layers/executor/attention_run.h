@@ -13,9 +13,10 @@ struct TurnedBuffers {
 };
 
 // Backward leaves these gradients of the heads as they were gathered, [rows, columns] in the
-// layout's element.
+// layout's element, or in columns of wider rows.
 struct HeadGradients {
   std::byte *q = nullptr, *k = nullptr, *v = nullptr;
+  RowStrides strides;
 };
 
 class AttentionRun {
@@ -41,6 +42,12 @@ class AttentionRun {
 
   absl::StatusOr<Problem> MakeProblem() const;
   int64_t RowsOf(const HeadColumns& heads) const;
+  // Heads as attention reads them: where they lie, or gathered.
+  struct Heads {
+    const void* data;
+    int64_t stride = 0;  // as RowStrides'
+  };
+  Heads HeadsOf(const HeadColumns& heads, std::byte* scratch) const;
   const void* Gathered(const HeadColumns& heads, std::byte* scratch) const;
   // The tensor in the layout's element, copied to `scratch` where it is not.
   const void* InElement(ConstTensor tensor, int64_t rows, int64_t columns,
@@ -49,7 +56,7 @@ class AttentionRun {
   Side QuerySide(std::byte* turned) const;
   Side KeySide(std::byte* turned) const;
   NormOperands NormOf(const Side& side) const;
-  const void* TurnForward(const Side& side) const;
+  Heads TurnForward(const Side& side) const;
   std::byte* TurnBackward(const Side& side, std::byte* d_heads, bool adds) const;
   void Rotate(const Side& side, bool is_forward, std::byte* heads) const;
 

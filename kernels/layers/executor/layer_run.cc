@@ -1,5 +1,7 @@
 #include "kernels/layers/executor/layer_run.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 #include <variant>
 
@@ -215,19 +217,56 @@ struct LayerRun::BackwardOp {
   }
   absl::Status operator()(const AttentionOp& op) const {
     const auto buffer = [&](BufferUse use) { return in.Buffer(use, number); };
+    const TurnedBuffers turned = {buffer(BufferUse::kBackwardQuery),
+                                  buffer(BufferUse::kBackwardKey)};
+    const AttentionRun run(in.module_, in.call_, in.layer_, number, in.values_);
+    if (AreColumnsOfOne(op)) {
+      HeadGradients columns = ColumnsOf(op, gradients.values[op.q.value]);
+      gradients.is_set[op.q.value] = true;
+      return run.Backward(turned, Out(), adds, columns);
+    }
     // As attention leaves them they may be the values' gradients, unless a norm comes behind.
     HeadGradients heads{
         .q = PlaceOf(op, op.q, op.q_norm.has_value(), buffer(BufferUse::kQueryGradient)),
         .k = PlaceOf(op, op.k, op.k_norm.has_value(), buffer(BufferUse::kKeyGradient)),
         .v = PlaceOf(op, op.v, false, buffer(BufferUse::kValueGradient))};
-    RETURN_IF_ERROR(
-        AttentionRun(in.module_, in.call_, in.layer_, number, in.values_)
-            .Backward({buffer(BufferUse::kBackwardQuery), buffer(BufferUse::kBackwardKey)}, Out(),
-                      adds, heads));
+    RETURN_IF_ERROR(run.Backward(turned, Out(), adds, heads));
     AddHeads(op.v, heads.v);
     AddHeads(op.k, heads.k);
     AddHeads(op.q, heads.q);
     return absl::OkStatus();
+  }
+  // Whether q, k and v are all columns of one value, and attention may write their gradients into
+  // its own: no use has given its share, and nothing comes between.
+  bool AreColumnsOfOne(const AttentionOp& op) const {
+    const int64_t value = op.q.value, columns = in.Columns(value);
+    const Tensor& place = gradients.values[value];
+    const int64_t chunk = device().AttendedChunk();
+    if (chunk == 0 || columns % chunk != 0 || gradients.is_set[value] || op.k.value != value ||
+        op.v.value != value || op.q_norm.has_value() || op.k_norm.has_value() ||
+        op.rotary.has_value() || place.element != in.module_.element() ||
+        reinterpret_cast<uintptr_t>(place.data) % kTensorAlignment != 0 ||
+        !in.call_.rows.kv_lengths.empty()) {
+      return false;
+    }
+    std::array<const HeadColumns*, 3> heads = {&op.q, &op.k, &op.v};
+    std::sort(heads.begin(), heads.end(), [](const HeadColumns* a, const HeadColumns* b) {
+      return a->first_column < b->first_column;
+    });
+    int64_t next = 0;
+    for (const HeadColumns* of : heads) {
+      if (of->first_column != next || next % chunk != 0 || of->dim % chunk != 0) return false;
+      next += of->columns();
+    }
+    return next == columns;
+  }
+  HeadGradients ColumnsOf(const AttentionOp& op, const Tensor& place) const {
+    const int64_t bytes = ElementBytes(place.element);
+    const auto at = [&](const HeadColumns& heads) {
+      return static_cast<std::byte*>(place.data) + heads.first_column * bytes;
+    };
+    const int64_t stride = in.Columns(op.q.value) * bytes / 2;
+    return {at(op.q), at(op.k), at(op.v), {stride, stride, stride}};
   }
   // Where attention writes the gradient of heads: the value's own, if these heads alone are all of
   // it and no use has given its share.

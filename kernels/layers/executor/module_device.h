@@ -159,6 +159,9 @@ class ModuleDevice {
 
   // ---- Attention. mask_bits are the host's; the workspace has AttentionBytes of OneSequence.
   virtual absl::Status Supports(const Problem& problem, Direction direction) const = 0;
+  // Whether q, k and v may be columns of wider rows (RowStrides), in whole chunks of so many
+  // numbers; 0: they lie end to end.
+  virtual int64_t AttendedChunk() const { return 0; }
   virtual absl::Status Attend(const ForwardCall& call) = 0;
   virtual absl::Status AttendBackward(const BackwardCall& call) = 0;
 

@@ -7,10 +7,14 @@
 #include <cstdint>
 #include <cstring>
 
-#include "tests/emulator/mma_sm80.h"
 #include "tests/emulator/host/host_instructions.h"
+#include "tests/emulator/mma_sm80.h"
 
 namespace attnd::ptx {
+
+// Launches do not overlap here.
+inline void WaitForLaunchBefore() {}
+inline void LaunchNext() {}
 
 namespace host {
 

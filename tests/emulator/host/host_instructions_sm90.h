@@ -168,8 +168,6 @@ inline void WaitForCount(const uint32_t* p, int count, ATTN_WHERE) {
   while (LoadAcquire(reinterpret_cast<const int32_t*>(p), where) < count) {
   }
 }
-inline void LaunchNext() {}
-inline void WaitForLaunchBefore() {}
 inline int Uniform(int value) { return value; }
 
 template <int kRegisters>
@@ -227,6 +225,10 @@ ATTN_STORED_PRODUCTS(WarpgroupBFloat16, emulator::HalfKind::kBFloat16)
 #undef ATTN_STORED_PRODUCTS
 template <int kLeft, int kGroups>
 void WaitForProducts(float (&)[kGroups][4], ATTN_WHERE) {
+  emulator::FinishWork(kLeft, where);
+}
+template <int kLeft>
+void WaitForProducts(ATTN_WHERE) {
   emulator::FinishWork(kLeft, where);
 }
 template <int kGroups>
