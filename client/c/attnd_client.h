@@ -287,6 +287,7 @@ typedef struct attnd_module_backward_tensors {
   void *dx, *d_memory; /* NULL: not wanted */
   int64_t d_memory_bytes;
   int32_t no_weight_gradients; /* 1: adds nothing to the gradients */
+  uint64_t turn;               /* 0: none. Not with no_weight_gradients. */
 } attnd_module_backward_tensors;
 
 typedef struct attnd_module_tensor {
@@ -324,6 +325,12 @@ ATTND_API int attnd_module_follow(attnd_module* module, attnd_call* call);
 /* The state that calls name, and how many backwards have been called on it. */
 ATTND_API uint64_t attnd_module_sequence(const attnd_module* module);
 ATTND_API uint32_t attnd_module_micro_batches(const attnd_module* module);
+/* For one backward, where threads call several beside each other: gradients are added in the order
+ * in which turns were reserved. Where a backward fails, those of later turns fail at once with
+ * FAILED_PRECONDITION. They wait for a turn that no backward takes until that is given up, with
+ * which they fail too. */
+ATTND_API uint64_t attnd_module_reserve_turn(attnd_module* module);
+ATTND_API void attnd_module_give_up_turn(attnd_module* module, uint64_t turn);
 
 ATTND_API int attnd_module_forward(attnd_module* module,
                                    const attnd_module_forward_tensors* tensors, attnd_call* call);

@@ -99,7 +99,7 @@ absl::Status RunModuleBackward(attnd_module& module, const attnd_module_backward
   RETURN_IF_ERROR(module.module->Backward(
       *t.activations->activations, Bytes(t.dy, t.dy_bytes), t.no_weight_gradients != 0,
       {.d_memory = Bytes(t.d_memory, t.d_memory_bytes), .dx = Bytes(t.dx, t.dy_bytes)},
-      call.MakeCallOptions()));
+      call.MakeCallOptions(), t.turn));
   t.activations->spent = true;
   return absl::OkStatus();
 }
@@ -216,6 +216,11 @@ int attnd_module_follow(attnd_module* module, attnd_call* call) {
 uint64_t attnd_module_sequence(const attnd_module* module) { return module->module->sequence(); }
 uint32_t attnd_module_micro_batches(const attnd_module* module) {
   return module->module->micro_batches();
+}
+
+uint64_t attnd_module_reserve_turn(attnd_module* module) { return module->module->ReserveTurn(); }
+void attnd_module_give_up_turn(attnd_module* module, uint64_t turn) {
+  module->module->GiveUpTurn(turn);
 }
 
 int attnd_module_forward(attnd_module* module, const attnd_module_forward_tensors* tensors,

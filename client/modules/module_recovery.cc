@@ -23,8 +23,10 @@ bool IsNew(const v1::ModuleStatus& found) {
 }  // namespace
 
 absl::Status RemoteModule::Recover(uint64_t life, absl::Time deadline, const CallOptions& options) {
+  if (HasLivedOn(life)) return absl::OkStatus();  // another thread has recovered it
+  const BackwardTurns::Pause pause(turns_);
   absl::MutexLock lock(&mutex_);
-  if (life_ != life) return absl::OkStatus();  // another thread has
+  if (life_ != life) return absl::OkStatus();
   is_behind_ = true;
   // The server is starting, or ends once more: asked again until the deadline.
   while (true) {
@@ -227,9 +229,11 @@ absl::Status RemoteModule::ReplayEnd(uint64_t sequence, size_t micro_batches,
 }
 
 bool RemoteModule::Move(uint64_t life, absl::Time deadline, const CallOptions& options) {
+  if (core_.connections.address_count() == 1) return HasLivedOn(life);
+  const BackwardTurns::Pause pause(turns_);
   absl::MutexLock lock(&mutex_);
   if (life_ != life) return true;  // another thread has
-  if (core_.connections.address_count() == 1 || ranks_ > 1) return false;
+  if (ranks_ > 1) return false;
   absl::StatusOr<ModuleContents> contents = Contents(deadline, options);
   if (!contents.ok()) return false;
   const absl::StatusOr<Placement> place = PlaceModule(core_, request_, address_, deadline, options);
@@ -237,10 +241,12 @@ bool RemoteModule::Move(uint64_t life, absl::Time deadline, const CallOptions& o
 }
 
 bool RemoteModule::FailOver(uint64_t life, absl::Time deadline, const CallOptions& options) {
+  if (core_.connections.address_count() == 1) return HasLivedOn(life);
   {
+    const BackwardTurns::Pause pause(turns_);
     absl::MutexLock lock(&mutex_);
     if (life_ != life) return true;  // another thread has
-    if (core_.connections.address_count() == 1 || ranks_ > 1) return false;
+    if (ranks_ > 1) return false;
     if (!CanReplayFrom(0) && !HasSnapshot()) return false;
     const absl::StatusOr<Placement> place =
         PlaceModule(core_, request_, address_, deadline, options);

@@ -24,6 +24,7 @@ struct ModuleTry {
   absl::Time deadline;
   const CallOptions& options;
   Pushback pushback;
+  bool was_paused = false;  // stopped by this client, to be tried again at once
 };
 
 struct BackwardOutputsOfModule {

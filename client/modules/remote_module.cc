@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <stop_token>
 #include <utility>
 
 #include "absl/random/random.h"
@@ -68,6 +69,7 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
       return status;
     }
     if (options.stop.stop_requested()) return absl::CancelledError("the caller cancelled the call");
+    if (one.was_paused) continue;
     if (recovers && IsModuleLost(status) && ++recoveries <= kMaxRecoveries) {
       RETURN_IF_ERROR(Recover(life, deadline, options));
       continue;
@@ -283,23 +285,57 @@ absl::Status RemoteModule::BackwardOnce(const Activations& activations, const Se
 
 absl::Status RemoteModule::Backward(const Activations& activations, absl::Span<const std::byte> dy,
                                     bool no_weight_gradients, const BackwardOutputsOfModule& out,
-                                    const CallOptions& options) {
+                                    const CallOptions& options, uint64_t turn) {
+  const std::stop_callback cancel(options.stop, [&] { turns_.GiveUp(turn); });
   SentBackward kept{.forward = activations.forward, .dy = KeptBytes::Copy(dy, core_.shared_memory)};
+  absl::Status done = BackwardInTurn(activations, kept, no_weight_gradients, out, options, turn);
+  if (done.ok()) {
+    turns_.End(turn);
+  } else {
+    turns_.GiveUp(turn);
+  }
+  return OfActivationPressure(std::move(done));
+}
+
+absl::Status RemoteModule::BackwardInTurn(const Activations& activations, SentBackward& kept,
+                                          bool no_weight_gradients,
+                                          const BackwardOutputsOfModule& out,
+                                          const CallOptions& options, uint64_t turn) {
+  const bool has_turn = turn != 0;
+  if (has_turn && no_weight_gradients) {
+    return absl::InvalidArgumentError("turn: expected 0 with no_weight_gradients, got another");
+  }
+  ASSIGN_OR_RETURN(const absl::Time deadline, Deadline(options));
+  if (has_turn) RETURN_IF_ERROR(turns_.Await(turn, deadline, options));
   if (!no_weight_gradients) Enter(kept);
+  if (has_turn) turns_.Begin(turn);
   bool resend = false;
-  absl::Status done = Persist(options, [&](ModuleTry& attempt) {
+  auto attempt = [&](ModuleTry& one) {
     absl::ReaderMutexLock lock(&mutex_);
-    absl::Status status =
-        BackwardOnce(activations, kept, no_weight_gradients, out, resend, attempt);
+    absl::Status status = BackwardOnce(activations, kept, no_weight_gradients, out, resend, one);
     // Activations that are gone are an ordinary answer: the inputs are sent at once.
     if (!resend && AreActivationsLost(status)) {
       resend = true;
-      status = BackwardOnce(activations, kept, no_weight_gradients, out, resend, attempt);
+      status = BackwardOnce(activations, kept, no_weight_gradients, out, resend, one);
     }
     return status;
-  });
+  };
+  // A pause has it tried again, the end of its turn ends it.
+  auto attempt_in_turn = [&](ModuleTry& one) -> absl::Status {
+    CallOptions stoppable = options;
+    ASSIGN_OR_RETURN(stoppable.stop, turns_.Try(turn, deadline, options));
+    ModuleTry mine{.deadline = deadline, .options = stoppable, .pushback = {}};
+    absl::Status status = attempt(mine);
+    one.pushback = mine.pushback;
+    if (status.ok() || !stoppable.stop.stop_requested()) return status;
+    RETURN_IF_ERROR(turns_.Check(turn));
+    one.was_paused = true;
+    return status;
+  };
+  absl::Status done = has_turn ? Persist(options, deadline, attempt_in_turn, true)
+                               : Persist(options, deadline, attempt, true);
   if (!done.ok() && !no_weight_gradients) Withdraw(kept);
-  return OfActivationPressure(std::move(done));
+  return done;
 }
 
 void RemoteModule::Enter(SentBackward& kept) {
@@ -541,6 +577,11 @@ void RemoteModule::Drop(const Activations& activations) {
 bool RemoteModule::IsLost() const {
   absl::ReaderMutexLock lock(&mutex_);
   return !lost_.ok();
+}
+
+bool RemoteModule::HasLivedOn(uint64_t life) const {
+  absl::ReaderMutexLock lock(&mutex_);
+  return life_ != life;
 }
 
 uint64_t RemoteModule::sequence() const {

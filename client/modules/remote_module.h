@@ -25,7 +25,9 @@
 // calls alone, so that a module whose sequence is lost is STATE_LOST, and it stays at its address.
 //
 // Threads: any; Forward and Backward may run beside each other, Step, Put and recovery alone. Each
-// thread that calls waits for its own call. The client outlives it.
+// thread that calls waits for its own call. Gradients are added in the order in which Backwards
+// come here; those of several threads have the order of their turns, if they have some. The client
+// outlives it.
 #pragma once
 
 #include <cstddef>
@@ -41,6 +43,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "client/modules/backward_turns.h"
 #include "client/modules/module_placement.h"
 #include "client/modules/module_rpcs.h"
 #include "client/modules/redo_log.h"
@@ -94,9 +97,15 @@ class RemoteModule {
                        absl::Span<std::byte> y, const CallOptions& options,
                        std::unique_ptr<Activations>* keep);
   // The next micro-batch of the sequence. FAILED_PRECONDITION where weights have changed since.
+  // `turn`: 0: it is the next one now; not with no_weight_gradients.
   absl::Status Backward(const Activations& activations, absl::Span<const std::byte> dy,
                         bool no_weight_gradients, const BackwardOutputsOfModule& out,
-                        const CallOptions& options);
+                        const CallOptions& options, uint64_t turn = 0);
+  // For one Backward, which gets its number after those of the turns reserved before. Where one of
+  // these fails, or is given up, those behind it fail at once: FAILED_PRECONDITION. A turn that no
+  // Backward will take is to be given up.
+  uint64_t ReserveTurn() { return turns_.Reserve(); }
+  void GiveUpTurn(uint64_t turn) { turns_.GiveUp(turn); }
   // by_parameter, all_norms: as attnd.v1.GradientStatsRequest has them.
   absl::StatusOr<v1::GradientStatsResponse> GradientStats(const CallOptions& options,
                                                           bool by_parameter = false,
@@ -144,7 +153,8 @@ class RemoteModule {
   absl::StatusOr<v1::RegisterModuleResponse> RegisterAgain(ModuleTry& attempt)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Registered(const v1::RegisterModuleResponse& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsLost() const;  // STATE_LOST
+  bool IsLost() const;                   // STATE_LOST
+  bool HasLivedOn(uint64_t life) const;  // it was registered again since
   // After STATE_LOST: the sequence is the server's from here on.
   absl::Status BeginAnew(const CallOptions& options);
   bool CanReplayFrom(uint64_t sequence) const;
@@ -182,6 +192,9 @@ class RemoteModule {
                       const CallOptions& options) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ReplayEnd(uint64_t sequence, size_t micro_batches, const StateChange& change,
                          ModuleTry& attempt) ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status BackwardInTurn(const Activations& activations, SentBackward& kept,
+                              bool no_weight_gradients, const BackwardOutputsOfModule& out,
+                              const CallOptions& options, uint64_t turn);
   absl::Status BackwardOnce(const Activations& activations, const SentBackward& kept,
                             bool no_weight_gradients, const BackwardOutputsOfModule& out,
                             bool& resend, ModuleTry& attempt) ABSL_SHARED_LOCKS_REQUIRED(mutex_);
@@ -202,6 +215,7 @@ class RemoteModule {
   const v1::RegisterModuleRequest request_;
   const bool is_placed_;
   const bool has_log_;
+  BackwardTurns turns_;
   mutable absl::Mutex changing_;  // held by Step and Put for their whole time
   mutable absl::Mutex mutex_;     // shared by calls on the state, exclusive where it changes
   int address_ ABSL_GUARDED_BY(mutex_);

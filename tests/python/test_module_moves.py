@@ -1,4 +1,5 @@
 """Modules whose daemon ends: taken to another one while it drains, found again on a disk, all in their callers' shares."""
+import ctypes
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from conftest import Daemon
 from test_modules import small_layout, train
 
 import attnd
+from attnd._native import ModuleBackward
 
 MOVES = int(os.environ.get("ATTND_TEST_MOVES", "2"))
 DRAIN = ("--drain_delay", "0.1", "--drain_timeout", "20")
@@ -186,6 +188,34 @@ def test_module_moves_to_another_daemon_while_its_own_drains(daemon, rng):
             old.start()
         found, _ = run([one.address for one in daemons], xs, dys, weights, end)
         check_same(found, expected)
+    finally:
+        for one in daemons:
+            one.stop()
+
+
+def test_a_backward_that_waits_for_another_holds_no_move_up(rng):
+    """The daemon waits for the first one, which it has refused, when it begins to drain."""
+    _, dys, weights = data(rng, 1)
+    daemons = [Daemon("--drain_delay", "0", "--drain_timeout", "60") for _ in range(2)]
+    try:
+        with attnd.connect([one.address for one in daemons], timeout=30) as client, ThreadPoolExecutor(1) as threads:
+            module = attnd.register(small_layout(), client, name="held", max_rows=64, replay_mib=0)  # nothing to move it by
+            module.put(weights)
+            home, (_, kept) = home_of(daemons), module.forward(dys[0, 0], keep=True)
+            short = ModuleBackward(activations=kept.pointer, dy=dys.ctypes.data, dy_bytes=4)
+            with pytest.raises(attnd.InvalidArgument):
+                module._run("attnd_module_backward", ctypes.byref(short))
+            waits = threads.submit(module.backward, dys[0, 0], kept, turn=module.reserve_turn())
+            while module.micro_batches < 2:
+                time.sleep(0.001)
+            for _ in range(20):  # meanwhile it gets there
+                module.forward(dys[0, 0])
+            home.process.send_signal(signal.SIGTERM)
+            with pytest.raises(attnd.Unavailable, match="draining"):
+                while True:
+                    module.forward(dys[0, 0])
+            with pytest.raises(attnd.Unavailable, match="draining"):
+                waits.result()
     finally:
         for one in daemons:
             one.stop()

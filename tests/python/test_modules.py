@@ -80,6 +80,21 @@ def test_micro_batches_add_up_and_steps_count(made, rng):
     assert made.sequence == result.sequence == 2
 
 
+def test_turns_are_refused_where_they_order_nothing_and_end_where_they_are_given_up(made, rng):
+    draw(made, rng)
+    x = np.float32(rng.normal(size=(1, 5, 16)))
+    _, kept = made.forward(x, keep=True)
+    with pytest.raises(attnd.InvalidArgument, match="turn: expected 0 with no_weight_gradients"):
+        made.backward(x, kept, weight_gradients=False, turn=made.reserve_turn())
+    turns = [made.reserve_turn() for _ in range(3)]
+    made.give_up_turn(turns[1])
+    for turn in turns[1:]:
+        with pytest.raises(attnd.FailedPrecondition, match="turn: expected one that was reserved"):
+            made.backward(x, kept, turn=turn)
+    made.backward(x, kept, turn=turns[0])
+    assert made.micro_batches == 1
+
+
 def test_discard_changes_nothing_but_the_sequence(made, rng):
     weights = draw(made, rng)
     made.backward(np.ones((1, 5, 16), np.float32), made.forward(np.ones((1, 5, 16), np.float32), keep=True)[1])

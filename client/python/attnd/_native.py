@@ -106,7 +106,8 @@ class ModuleForward(_Sized):
 
 class ModuleBackward(_Sized):
     _fields_ = [("struct_size", ctypes.c_size_t), ("activations", _pointer), ("dy", _pointer), ("dy_bytes", _int64),
-                ("dx", _pointer), ("d_memory", _pointer), ("d_memory_bytes", _int64), ("no_weight_gradients", _int32)]
+                ("dx", _pointer), ("d_memory", _pointer), ("d_memory_bytes", _int64), ("no_weight_gradients", _int32),
+                ("turn", ctypes.c_uint64)]
 
 
 class ModuleTensor(ctypes.Structure):
@@ -162,6 +163,8 @@ _PROTOTYPES.update({
     "attnd_module_follow": (ctypes.c_int, [_pointer, _pointer]),
     "attnd_module_sequence": (ctypes.c_uint64, [_pointer]),
     "attnd_module_micro_batches": (ctypes.c_uint32, [_pointer]),
+    "attnd_module_reserve_turn": (ctypes.c_uint64, [_pointer]),
+    "attnd_module_give_up_turn": (None, [_pointer, ctypes.c_uint64]),
     "attnd_module_forward": (ctypes.c_int, [_pointer, ctypes.POINTER(ModuleForward), _pointer]),
     "attnd_module_backward": (ctypes.c_int, [_pointer, ctypes.POINTER(ModuleBackward), _pointer]),
     "attnd_activations_free": (None, [_pointer]),

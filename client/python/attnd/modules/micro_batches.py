@@ -6,6 +6,8 @@ stack of the next layers in forward, to that of the layers before in backward. S
     stack a   forward 0   forward 1   forward 2   ...
     stack b               forward 0   forward 1   ...
 
+Two are under way at each daemon, so that one is computed while tensors of the other are copied.
+
 A micro-batch has the call's seed, and says how many sequences are before it, so that outputs are bit by bit those of an
 uncut call; gradients of inputs too, but for float16, which has a power of two for each micro-batch. Gradients of weights are
 those of as many calls, one micro-batch added after the other.
@@ -14,6 +16,8 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from itertools import zip_longest
+from threading import Event
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -33,26 +37,75 @@ RemoteStack = Any  # stack.RemoteStack
 Made = Tuple[Optional[Tensor], ...]  # tensors of one micro-batch
 
 
+class Turn:
+    """A backward's place among those of one call, in the order in which gradients are added, and powers of two chosen."""
+
+    def __init__(self, module: Module, before: Optional[Turn]) -> None:
+        self.number = module.reserve_turn()
+        self._module, self._before = module, before
+        self._has_chosen, self._is_over = Event(), Event()
+        self._error: Optional[BaseException] = None
+
+    @classmethod
+    def of(cls, module: Module, count: int) -> List[Turn]:
+        made: List[Turn] = []
+        while len(made) < count:
+            made.append(cls(module, made[-1] if made else None))
+        return made
+
+    def choose_power(self, stack: RemoteStack, largest: float) -> float:
+        before = self._before
+        if before is not None:
+            before._has_chosen.wait()
+        power: float = stack.choose_power(largest, True, None if before is None else before._finish)
+        self._has_chosen.set()
+        return power
+
+    def _finish(self) -> None:
+        """Waits until its gradients have been added."""
+        self._is_over.wait()
+        if self._error is not None:
+            raise self._error
+
+    def end(self, error: Optional[BaseException] = None) -> None:
+        if error is not None:
+            self._error = error
+            self._module.give_up_turn(self.number)
+        self._has_chosen.set()
+        self._is_over.set()
+
+
 class Line:
-    """Does the calls of one stack, one after the other, on a thread of its own. They are added, and the module is changed,
-    under the stack's lock. A call takes no lock, and waits for calls alone that were added before it, to this line or
-    another: so none waits for ever."""
+    """Does the calls of one stack, at most two at a time, on threads of its own: while the daemon computes one, tensors of
+    the next are copied. They are added, and the module is changed, under the stack's lock. They begin in the order in which
+    they were added. A call takes no lock, and waits for calls alone that were added before it, to this line or another: so
+    none waits for ever."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "attnd-micro-batches")
+        self._threads = ThreadPoolExecutor(2, "attnd-micro-batches")
         self._backwards: List[Future[Made]] = []  # that may not have ended
 
-    def add(self, calls: Sequence[Callable[[], Made]], is_backward: bool = False) -> List[Future[Made]]:
-        """After one that has failed those behind it are not tried, and fail as it did."""
+    def add(self, calls: Sequence[Callable[[], Made]], is_backward: bool = False, turns: Sequence[Turn] = ()
+            ) -> List[Future[Made]]:
+        """After one that has failed those behind it are not tried, and fail as it did. turns: of backwards that add
+        gradients."""
         jobs: List[Future[Made]] = []
 
-        def run(call: Callable[[], Made], before: Optional[Future[Made]]) -> Made:
-            if before is not None:
-                before.result()
-            with torch.no_grad():
-                return call()
-        for call in calls:
-            jobs.append(self._thread.submit(run, call, jobs[-1] if jobs else None))
+        def run(call: Callable[[], Made], before: Sequence[Future[Made]], turn: Optional[Turn]) -> Made:
+            try:
+                _finish([job for job in before if job.done()])
+                with torch.no_grad():
+                    made = call()
+            except BaseException as error:
+                if turn is not None:
+                    turn.end(error)
+                _finish(before)
+                raise
+            if turn is not None:
+                turn.end()
+            return made
+        for call, turn in zip_longest(calls, turns):
+            jobs.append(self._threads.submit(run, call, jobs[-2:], turn))
         if is_backward:
             self._backwards += jobs
         return jobs
@@ -107,6 +160,7 @@ def whole(value: Union[Flow, Tensor]) -> Tensor:
 
 
 def _finish(jobs: Sequence[Future[Made]]) -> None:
+    """Raises what the first of them that has failed raised."""
     for job in jobs:
         job.result()
 
@@ -131,7 +185,14 @@ class CutRun(Run):
         stack, trained = self.stack, self.check_backward(dy)
         flow = dy._pending if isinstance(dy, Lazy) else None
         part = self._part_of(flow if isinstance(flow, Flow) else dy)
-        jobs = stack.line.add([partial(self._backward, run, part, n, trained) for n, run in enumerate(self._runs)], True)
+        turns = Turn.of(self.module, len(self._runs)) if trained else []
+        try:
+            jobs = stack.line.add([partial(self._backward, run, part, n, trained, turn)
+                                   for n, (run, turn) in enumerate(zip_longest(self._runs, turns))], True, turns)
+        except BaseException as error:  # Ctrl-C: later backwards are not to wait for these
+            for turn in turns:
+                turn.end(error)
+            raise
         if trained:
             stack.after_backward(stack.names_of(self.layers), is_empty=False)
         if self.wants_dx:
@@ -144,11 +205,11 @@ class CutRun(Run):
     def _forward(self, run: Run, part: Callable[[int], Tensor], n: int, keep: bool, drops: bool, seed: int) -> Made:
         return run.forward(part(n), keep, drops, seed),
 
-    def _backward(self, run: Run, part: Callable[[int], Tensor], n: int, trained: bool) -> Made:
+    def _backward(self, run: Run, part: Callable[[int], Tensor], n: int, trained: bool, turn: Optional[Turn]) -> Made:
         if run.activations is None:
             raise FailedPrecondition("backward: expected a forward that has been computed, got one that has failed")
         run.wants_dx = self.wants_dx
-        run.send_backward(part(n), trained)
+        run.send_backward(part(n), trained, turn)
         made, run.dx, run.d_memory = (run.dx, run.d_memory), None, None
         return made
 

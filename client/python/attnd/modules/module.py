@@ -283,9 +283,10 @@ class Module:
         return (given, kept) if keep else given
 
     def backward(self, dy: ArrayLike, activations: Activations, *, want_dx: bool = True, weight_gradients: bool = True,
-                 out: Optional[Array] = None, timeout: Optional[float] = None) -> Any:
+                 turn: int = 0, out: Optional[Array] = None, timeout: Optional[float] = None) -> Any:
         """dx, and the weights' gradients added to those since the last step; (dx, d_memory) where there was a memory.
-        want_dx=False gives None. out: receives dx, as forward's receives y."""
+        want_dx=False gives None. turn: of reserve_turn(); 0: none, and not with weight_gradients=False. out: receives dx,
+        as forward's receives y."""
         taken = self._array("dy", dy)
         if taken.shape != activations.shape:
             raise wrong("dy", f"shape {activations.shape}, as x has", taken.shape)
@@ -298,12 +299,23 @@ class Module:
         tensors = _native.ModuleBackward(activations=activations.pointer, dy=address(taken), dy_bytes=taken.nbytes,
                                          dx=address(dx), d_memory=address(memory),
                                          d_memory_bytes=0 if memory is None else memory.nbytes,
-                                         no_weight_gradients=int(not weight_gradients))
+                                         no_weight_gradients=int(not weight_gradients), turn=turn)
         self._run("attnd_module_backward", ctypes.byref(tensors), timeout=timeout)
         found = [None if made is None else _arrays.give(Tensor(made, self.layout.element)) for made in (dx, memory)]
         if out is not None:
             found[0] = out
         return found[0] if memory is None else tuple(found)
+
+    def reserve_turn(self) -> int:
+        """For one backward, where threads call several at once: gradients are added in the order in which turns were
+        reserved, not in that in which calls come. Where a backward fails, those of later turns raise FailedPrecondition
+        at once."""
+        return int(self._native.library.attnd_module_reserve_turn(self._native.pointer))
+
+    def give_up_turn(self, turn: int) -> None:
+        """No backward will take it, or the one that has taken it is to end: those of later turns wait no longer, and raise
+        FailedPrecondition. Nothing happens where its backward has ended."""
+        self._native.library.attnd_module_give_up_turn(self._native.pointer, turn)
 
     def gradient_stats(self, *, timeout: Optional[float] = None) -> Tuple[float, bool]:
         """The squared norm of the gradients, and whether they all are finite."""

@@ -19,6 +19,7 @@ __all__ = ["LayerCall", "Part", "Run"]
 
 RemoteStack = Any  # stack.RemoteStack
 Pending = Any  # chain.Pending
+Turn = Any  # micro_batches.Turn
 
 
 class Run:
@@ -94,16 +95,18 @@ class Run:
         if local and trained:
             self.gradients = stack.gradients(self.module, names, power)
 
-    def send_backward(self, dy: Tensor, trained: bool) -> float:
+    def send_backward(self, dy: Tensor, trained: bool, turn: Optional[Turn] = None) -> float:
         """Makes dx and d_memory. Gives what dy was multiplied by."""
         stack, module, call, element, power = self.stack, self.module, self.call, self.module.layout.element, 1.0
         if element == "f16":
             adds = trained and stack._options.server_optimizer
-            power = stack.choose_power(float(torch.linalg.vector_norm(dy, math.inf)), adds)
+            largest = float(torch.linalg.vector_norm(dy, math.inf))
+            power = stack.choose_power(largest, adds) if turn is None else turn.choose_power(stack, largest)
             dy = dy.to(torch.float32) * power
         rows = call.enter(dy)
         dx = module.backward(bits_of(rows[0] if call.cu_seqlens is not None else rows, element), self.activations,
-                             want_dx=self.wants_dx, weight_gradients=trained, timeout=stack._options.timeout)
+                             want_dx=self.wants_dx, weight_gradients=trained, turn=0 if turn is None else turn.number,
+                             timeout=stack._options.timeout)
         if self.memory_like is not None and dx is not None:
             dx, made = dx
             self.d_memory = _lowered(made, element, power, self.memory_like.dtype, self.memory_like.device)

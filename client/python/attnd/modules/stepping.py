@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -336,19 +336,22 @@ class Stepping:
         return {name: torch.from_numpy(array) if factors[name] == 1 else torch.from_numpy(array) * factors[name]
                 for name, array in found.items()}
 
-    def choose_power(self, largest: float, adds: bool) -> float:
+    def choose_power(self, largest: float, adds: bool, finish: Optional[Callable[[], None]] = None) -> float:
         """Returns what a dy of float16 is multiplied by, of numbers up to `largest`: that type has nothing below 6e-8
-        or above 65504. adds: to the daemon's gradients, which have one power for all that they are the sum of."""
+        or above 65504. adds: to the daemon's gradients, which have one power for all that they are the sum of. finish:
+        waits for the backward that adds to them before, where one may be under way."""
         mine = 1.0
         if math.isfinite(largest) and largest > 0:
             mine = math.ldexp(1.0, max(-100, min(-math.frexp(largest)[1], 100)))
         if self.ranks is not None:
             return 1.0  # which ranks would have to agree on
         assert self._module is not None
-        if not adds or not self._module.micro_batches:
+        if not adds or (finish is None and not self._module.micro_batches):
             self._power = mine if adds else self._power
             return mine
         if mine != 1 and not 1 / 1024 < largest * self._power < 8192:
+            if finish is not None:
+                finish()
             names = [name for name, state in self._grads.items() if not state.is_lost and not state.is_zero]
             numbers, self._power = self._numbers(names), mine
             self._put_gradients({name: host(tensor) for name, tensor in numbers.items()})
