@@ -109,16 +109,26 @@ TEST_F(Refusals, ComeBeforePayloads) {
     auto context = caller_.NewContext();
     return AfterHeader(caller_.stub().Backward(context.get()), request);
   };
-  const auto put = [&](const std::string& of, uint64_t sequence) {
-    v1::PutTensorsRequest request;
-    request.mutable_header()->set_token(of);
-    request.mutable_header()->set_sequence(sequence);
+  const auto put_message = [&](const v1::PutTensorsRequest& request) {
     auto context = caller_.NewContext();
     v1::PutTensorsResponse response;
     return AfterHeader(caller_.stub().PutTensors(context.get(), &response), request);
   };
+  const auto put = [&](const std::string& of, uint64_t sequence) {
+    v1::PutTensorsRequest request;
+    request.mutable_header()->set_token(of);
+    request.mutable_header()->set_sequence(sequence);
+    return put_message(request);
+  };
   using F = v1::ModuleForwardHeader;
   using B = v1::ModuleBackwardHeader;
+  const auto repeated = [&](B& h) -> F& {  // the forward, in the place of its activations
+    h.clear_activations();
+    *h.mutable_forward() = ForwardHeader(token, 0, 4, true);
+    return *h.mutable_forward();
+  };
+  v1::PutTensorsRequest chunk;
+  chunk.mutable_chunk()->set_data("x");
   const std::pair<grpc::Status, const char*> cases[] = {
       {forward([](F& h) { h.set_token("x"); }), "BAD_FIELD"},
       {forward([&](F& h) { h.set_token(empty), h.set_sequence(0); }), "WEIGHTS_INCOMPLETE"},
@@ -129,12 +139,19 @@ TEST_F(Refusals, ComeBeforePayloads) {
       {forward([](F& h) { h.set_first_layer(1), h.set_end_layer(1); }), "BAD_FIELD"},
       {forward([](F& h) { h.mutable_payload(0)->set_bytes(1); }), "SIZE_MISMATCH"},
       {forward([](F& h) { h.clear_payload(); }), "SIZE_MISMATCH"},
+      {forward([](F& h) { *h.add_payload() = h.payload(0); }), "SIZE_MISMATCH"},
       {backward([](B& h) { h.set_token("x"); }), "BAD_FIELD"},
       {backward([](B& h) { h.set_sequence(0); }), "SEQUENCE_MISMATCH"},
       {backward([](B& h) { h.set_activations("x"); }), "BAD_FIELD"},
       {backward([](B& h) { h.clear_activations(); }), "BAD_FIELD"},
       {backward([](B& h) { h.mutable_payload(0)->set_tensor(kX); }), "SIZE_MISMATCH"},
+      {backward([&](B& h) { repeated(h).mutable_options(); }), "BAD_FIELD"},
+      {backward([&](B& h) { repeated(h).set_training(false); }), "BAD_FIELD"},
+      {backward([&](B& h) { repeated(h).set_token(empty); }), "BAD_FIELD"},
+      {backward([](B& h) { h.set_no_weight_gradients(true), h.set_micro_batch(1); }), "BAD_FIELD"},
       {put("x", 1), "BAD_FIELD"},
+      {put_message(v1::PutTensorsRequest()), "BAD_FIELD"},
+      {put_message(chunk), "CHUNK_ORDER"},
       {put(token, 3), "STEP_OUT_OF_ORDER"},
   };
   int number = 0;
