@@ -48,10 +48,6 @@ void MessageBytes::ForEachPiece(ByteRange range,
   }
 }
 
-absl::Span<const uint8_t> MessageBytes::Beginning() const {
-  return pieces_.empty() ? absl::Span<const uint8_t>() : pieces_.front();
-}
-
 MessageBytes::Stream::Stream(const MessageBytes& message, ByteRange range)
     : message_(message),
       begin_(range.offset),

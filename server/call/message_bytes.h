@@ -40,9 +40,6 @@ class MessageBytes {
   void ForEachPiece(ByteRange range,
                     const std::function<void(absl::Span<const uint8_t>)>& piece) const;
 
-  // The first of those pieces.
-  absl::Span<const uint8_t> Beginning() const;
-
   // A protobuf input over `range`; the message outlives it.
   class Stream final : public google::protobuf::io::ZeroCopyInputStream {
    public:

@@ -5,6 +5,13 @@
 namespace attnd {
 namespace {
 
+struct MetricText {
+  absl::string_view name;  // its last word but "total" is the unit
+  const char* type;        // counter, gauge or histogram
+  const char* labels;      // joined by ", "
+  const char* help;        // a sentence or two
+};
+
 constexpr MetricText kMetrics[] = {
     {"attnd_requests_total", "counter", "method, code",
      "Requests answered, by gRPC code. Streamed calls count as Forward and Backward, here and "
@@ -223,8 +230,6 @@ constexpr MetricText kMetrics[] = {
 };
 
 }  // namespace
-
-absl::Span<const MetricText> MetricList() { return kMetrics; }
 
 const char* HelpOf(absl::string_view name) {
   for (const MetricText& metric : kMetrics) {

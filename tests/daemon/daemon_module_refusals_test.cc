@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -108,16 +109,26 @@ TEST_F(Refusals, ComeBeforePayloads) {
     auto context = caller_.NewContext();
     return AfterHeader(caller_.stub().Backward(context.get()), request);
   };
-  const auto put = [&](const std::string& of, uint64_t sequence) {
-    v1::PutTensorsRequest request;
-    request.mutable_header()->set_token(of);
-    request.mutable_header()->set_sequence(sequence);
+  const auto put_message = [&](const v1::PutTensorsRequest& request) {
     auto context = caller_.NewContext();
     v1::PutTensorsResponse response;
     return AfterHeader(caller_.stub().PutTensors(context.get(), &response), request);
   };
+  const auto put = [&](const std::string& of, uint64_t sequence) {
+    v1::PutTensorsRequest request;
+    request.mutable_header()->set_token(of);
+    request.mutable_header()->set_sequence(sequence);
+    return put_message(request);
+  };
   using F = v1::ModuleForwardHeader;
   using B = v1::ModuleBackwardHeader;
+  const auto repeated = [&](B& h) -> F& {  // the forward, in the place of its activations
+    h.clear_activations();
+    *h.mutable_forward() = ForwardHeader(token, 0, 4, true);
+    return *h.mutable_forward();
+  };
+  v1::PutTensorsRequest chunk;
+  chunk.mutable_chunk()->set_data("x");
   const std::pair<grpc::Status, const char*> cases[] = {
       {forward([](F& h) { h.set_token("x"); }), "BAD_FIELD"},
       {forward([&](F& h) { h.set_token(empty), h.set_sequence(0); }), "WEIGHTS_INCOMPLETE"},
@@ -128,12 +139,19 @@ TEST_F(Refusals, ComeBeforePayloads) {
       {forward([](F& h) { h.set_first_layer(1), h.set_end_layer(1); }), "BAD_FIELD"},
       {forward([](F& h) { h.mutable_payload(0)->set_bytes(1); }), "SIZE_MISMATCH"},
       {forward([](F& h) { h.clear_payload(); }), "SIZE_MISMATCH"},
+      {forward([](F& h) { *h.add_payload() = h.payload(0); }), "SIZE_MISMATCH"},
       {backward([](B& h) { h.set_token("x"); }), "BAD_FIELD"},
       {backward([](B& h) { h.set_sequence(0); }), "SEQUENCE_MISMATCH"},
       {backward([](B& h) { h.set_activations("x"); }), "BAD_FIELD"},
       {backward([](B& h) { h.clear_activations(); }), "BAD_FIELD"},
       {backward([](B& h) { h.mutable_payload(0)->set_tensor(kX); }), "SIZE_MISMATCH"},
+      {backward([&](B& h) { repeated(h).mutable_options(); }), "BAD_FIELD"},
+      {backward([&](B& h) { repeated(h).set_training(false); }), "BAD_FIELD"},
+      {backward([&](B& h) { repeated(h).set_token(empty); }), "BAD_FIELD"},
+      {backward([](B& h) { h.set_no_weight_gradients(true), h.set_micro_batch(1); }), "BAD_FIELD"},
       {put("x", 1), "BAD_FIELD"},
+      {put_message(v1::PutTensorsRequest()), "BAD_FIELD"},
+      {put_message(chunk), "CHUNK_ORDER"},
       {put(token, 3), "STEP_OUT_OF_ORDER"},
   };
   int number = 0;
@@ -344,6 +362,60 @@ TEST_F(Refusals, OfHugeSizesTakeNoMemory) {
   EXPECT_LT(ResidentBytes() - before, int64_t{16} << 20);
   EXPECT_EQ(daemon_.server().module_bytes(), module_bytes);
   while (daemon_.server().staging_used() > 0) std::this_thread::yield();  // gRPC lets go late
+}
+
+TEST_F(Refusals, OfPutsNameTheMessageThatIsWrong) {
+  token_ = RegisterRefused();
+  using Messages = std::vector<v1::PutTensorsRequest>;  // header, tensor, chunk, ..., commit
+  const auto put = [&](const std::function<void(Messages&)>& spoil) {
+    Messages messages =
+        PutMessages(token_, 0, [this](int64_t count) { return RandomBytes(random_, count); });
+    spoil(messages);
+    v1::PutTensorsResponse response;
+    return caller_.Put(messages, response);
+  };
+  const auto tensor = [](Messages& m) { return m[1].mutable_tensor(); };
+  const auto chunk = [](Messages& m) { return m[2].mutable_chunk(); };
+  const std::tuple<std::function<void(Messages&)>, const char*, const char*> cases[] = {
+      {[](Messages& m) { m.erase(m.begin() + 1); }, "CHUNK_ORDER", "chunk"},
+      {[](Messages& m) { m.insert(m.begin() + 1, m[0]); }, "CHUNK_ORDER", "header"},
+      {[](Messages& m) { m.push_back(m[1]); }, "CHUNK_ORDER", "part"},
+      {[](Messages& m) { m.pop_back(); }, "CHUNK_ORDER", "commit"},
+      {[](Messages& m) { m[3] = m[1], m[4] = m[2]; }, "BAD_FIELD", "tensor.name"},
+      {[&](Messages& m) { chunk(m)->set_tensor(1); }, "BAD_FIELD", "chunk.tensor"},
+      {[&](Messages& m) { chunk(m)->set_offset(4); }, "CHUNK_ORDER", "chunk.offset"},
+      {[&](Messages& m) { chunk(m)->clear_data(); }, "BAD_FIELD", "chunk.data"},
+      {[&](Messages& m) { chunk(m)->mutable_data()->append(4, 0); }, "BAD_FIELD", "chunk.data"},
+      {[&](Messages& m) { tensor(m)->clear_element(); }, "BAD_DTYPE", "tensor.element"},
+      {[&](Messages& m) { tensor(m)->clear_kind(); }, "BAD_FIELD", "tensor.kind"},
+      {[&](Messages& m) { tensor(m)->set_kind(v1::TENSOR_KIND_MOMENT2); }, "BAD_FIELD",
+       "tensor.kind"},
+      {[](Messages& m) { m.back().mutable_commit()->set_optimizer_step(UINT64_MAX); }, "BAD_FIELD",
+       "commit.optimizer_step"},
+  };
+  int number = 0;
+  for (const auto& [spoil, reason, field] : cases) {
+    const google::rpc::ErrorInfo info = ErrorInfoOf(put(spoil));
+    EXPECT_EQ(info.reason(), reason) << "case " << number;
+    EXPECT_EQ(info.metadata().at("field"), field) << "case " << number;
+    ++number;
+  }
+  EXPECT_EQ(caller_.Status(token_).sequence(), 0);
+  EXPECT_TRUE(put([](Messages&) {}).ok());
+}
+
+TEST_F(Refusals, OfGetsNameTheField) {
+  v1::GetTensorsRequest get;
+  get.set_token(Ready());
+  std::map<std::string, std::string> tensors;
+  const auto wrong = [&] { return ErrorInfoOf(caller_.Get(get, tensors)).metadata().at("field"); };
+  get.set_shards(65);
+  EXPECT_EQ(wrong(), "shards");
+  get.clear_shards();
+  get.add_name("layer0.weight");
+  get.add_name("layer2.weight");
+  EXPECT_EQ(wrong(), "name[1]");
+  EXPECT_TRUE(tensors.empty());
 }
 
 // "at most 1234, ...": 1234.

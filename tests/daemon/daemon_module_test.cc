@@ -16,10 +16,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "tests/daemon/daemon_health.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
+#include "tests/fixtures/span_collector.h"
+#include "tests/fixtures/wire_request.h"
 
 namespace attnd {
 namespace {
@@ -597,6 +600,46 @@ TEST(DaemonWithoutModules, AnswersUnimplemented) {
   v1::RegisterModuleResponse response;
   EXPECT_EQ(caller.Register(SmallRegistration("m"), response).error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST(ModuleSpans, OfSampledCallsReachTheCollector) {
+  SpanCollector collector;
+  ServerOptions options = ModuleServerOptions();
+  options.otlp_endpoint = collector.endpoint();
+  auto daemon = std::make_unique<Daemon>(ReferenceDevice(), options);
+  ModuleCaller caller(daemon->NewChannel());
+  Random random(1);
+  const std::string trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0";
+  v1::RegisterModuleResponse registered;
+  ASSERT_TRUE(caller.Register(SmallRegistration("m"), registered).ok());
+  const auto bytes = [&](int64_t count) { return RandomBytes(random, count); };
+  v1::PutTensorsResponse put;
+  caller.TraceAs(trace + "0");
+  ASSERT_TRUE(caller.Put(PutMessages(registered.token(), 0, bytes), put).ok());
+  caller.TraceAs(trace + "1");
+  const auto header = ForwardHeader(registered.token(), 1, 4);
+  ASSERT_TRUE(caller.Forward(header, {{kX, bytes(4 * kModuleWidth)}}).status.ok());
+  ASSERT_FALSE(caller.Register(v1::RegisterModuleRequest(), registered).ok());
+  for (const bool is_wrong : {false, true}) {
+    v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
+    if (is_wrong) request.mutable_problem()->set_qk_head_dim(0);
+    v1::ForwardResponse reply;
+    grpc::ClientContext context;
+    context.AddMetadata("traceparent", trace + "1");
+    EXPECT_EQ(daemon->stub().Forward(&context, request, &reply).ok(), !is_wrong);
+  }
+  daemon.reset();  // sends what waits
+  const std::string spans = collector.Posted(1);
+  const auto count = [&](absl::string_view text) {
+    return std::vector<absl::string_view>(absl::StrSplit(spans, text)).size() - 1;
+  };
+  EXPECT_EQ(count("attnd.v1.Modules/Forward"), 1);
+  EXPECT_EQ(count("attnd.v1.Modules/Register"), 1);
+  EXPECT_EQ(count("attnd.v1.Modules/PutTensors"), 0);  // not sampled
+  EXPECT_EQ(count("attnd.v1.Attention/Forward"), 2);
+  EXPECT_EQ(count("\"name\":\"kernel\""), 2);
+  EXPECT_EQ(count("\"code\":2"), 2);
+  EXPECT_EQ(count("4bf92f3577b34da6a3ce929d0e0e4736"), count("\"traceId\""));
 }
 
 }  // namespace

@@ -486,5 +486,58 @@ TEST(DaemonCancel, GivesEverythingBackWhenAThousandCallsAreCancelledAtRandomPoin
   for (AsyncForward& call : burst) call.Wait();
 }
 
+v1::ForwardRequest MakeCapturing(int64_t length, bool keep, const std::string& previous = "") {
+  v1::ForwardRequest request = MakeForward(SmallProblem(length), 1);
+  request.mutable_capture()->set_block(4);
+  request.mutable_capture()->set_keep(keep);
+  request.mutable_capture()->set_previous(previous);
+  return request;
+}
+
+TEST(Daemon, KeepsMapsForTheNextCallAndForPatterns) {
+  Daemon daemon(ReferenceDevice());
+  v1::ForwardResponse first, next;
+  ASSERT_TRUE(Forward(daemon.stub(), MakeCapturing(16, true), &first).ok());
+  const std::string token = first.captured().token();
+  EXPECT_FALSE(first.captured().has_distance());
+  EXPECT_NEAR(first.captured().mean(), 1.0 / 16, 1e-6);
+  ASSERT_TRUE(Forward(daemon.stub(), MakeCapturing(16, false, token), &next).ok());
+  EXPECT_TRUE(next.captured().has_distance());
+  EXPECT_EQ(next.captured().distance(), 0);
+  EXPECT_EQ(next.captured().token(), "");
+
+  const auto build = [&](const std::string& of, const std::string& pooled, uint32_t block,
+                         v1::BuildPatternResponse& reply) {
+    v1::BuildPatternRequest request;
+    request.set_token(of);
+    request.set_pooled(pooled);
+    request.set_block(block);
+    request.mutable_top_k()->set_density(0.5);
+    grpc::ClientContext context;
+    return daemon.stub().BuildPattern(&context, request, &reply);
+  };
+  v1::BuildPatternResponse of_kept, of_pooled;
+  ASSERT_TRUE(build(token, "", 4, of_kept).ok());
+  ASSERT_TRUE(build("", first.captured().pooled(), 4, of_pooled).ok());
+  EXPECT_EQ(of_kept.SerializeAsString(), of_pooled.SerializeAsString());
+
+  const auto release = [&](int count) {
+    v1::ReleaseCaptureRequest request;
+    v1::ReleaseCaptureResponse reply;
+    for (int n = 0; n < count; ++n) request.add_tokens(token);
+    grpc::ClientContext context;
+    return daemon.stub().ReleaseCapture(&context, request, &reply);
+  };
+  const auto field = [](const grpc::Status& status) {
+    return ErrorInfoOf(status).metadata().at("field");
+  };
+  EXPECT_EQ(field(build(token, first.captured().pooled(), 4, of_kept)), "pooled");
+  EXPECT_EQ(field(build(token, "", 0, of_kept)), "block");
+  EXPECT_EQ(field(Forward(daemon.stub(), MakeCapturing(8, false, token))), "capture.previous");
+  EXPECT_EQ(field(release(1025)), "tokens");
+  EXPECT_TRUE(release(1).ok());
+  ExpectError(build(token, "", 4, of_kept), grpc::StatusCode::FAILED_PRECONDITION, "CAPTURE_LOST");
+}
+
 }  // namespace
 }  // namespace attnd

@@ -87,10 +87,12 @@ class ModuleCaller {
       : stub_(v1::Modules::NewStub(channel)), bearer_(std::move(bearer)) {}
 
   v1::Modules::Stub& stub() { return *stub_; }
+  void TraceAs(const std::string& traceparent) { traceparent_ = traceparent; }
   void SendChunksOf(size_t bytes) { chunk_bytes_ = bytes; }
   std::unique_ptr<grpc::ClientContext> NewContext() const {
     auto context = std::make_unique<grpc::ClientContext>();
     if (!bearer_.empty()) context->AddMetadata("authorization", "Bearer " + bearer_);
+    if (!traceparent_.empty()) context->AddMetadata("traceparent", traceparent_);
     return context;
   }
 
@@ -194,6 +196,7 @@ class ModuleCaller {
 
   const std::unique_ptr<v1::Modules::Stub> stub_;
   const std::string bearer_;
+  std::string traceparent_;
   size_t chunk_bytes_ = 100;
 };
 

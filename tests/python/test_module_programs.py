@@ -62,7 +62,7 @@ def one_count_of_steps(patch):
 
 
 def moments_of_frozen_parameters_are_lost(patch):
-    patch.setattr(stepping.Stepping, "_put_moments", lambda self, moments: None)
+    patch.setattr(stepping.Stepping, "_put_parked", lambda self: self._parked.clear())
 
 
 def steps_of_cleared_gradients(patch):

@@ -70,7 +70,8 @@ OPTIMIZERS = {
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),
     "groups": lambda model: torch.optim.AdamW([
         {"params": [p for n, p in model.named_parameters() if n.endswith("weight")], "weight_decay": 0.2},
-        {"params": [p for n, p in model.named_parameters() if not n.endswith("weight")], "lr": 3e-3}], lr=1e-2),
+        {"params": [p for n, p in model.named_parameters() if not n.endswith("weight")], "lr": 3e-3, "betas": (0.8, 0.9)}],
+        lr=1e-2),
 }
 
 

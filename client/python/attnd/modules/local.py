@@ -53,8 +53,7 @@ def local_weights(*models: nn.Module) -> Iterator[None]:
     """
     stacks = _stacks(models)
     lent: List[Tuple[RemoteStack, str, Any, Any, Tensor]] = []
-    for stack in stacks:
-        weights = stack.weights()
+    for stack, weights in [(stack, stack.weights()) for stack in stacks]:  # all have come before anything changes
         for name, tensor in stack._tensors().items():
             owner: Any = stack.get_submodule(name.rpartition(".")[0])
             number = weights[name].to(tensor.dtype)
@@ -81,8 +80,12 @@ def local_weights(*models: nn.Module) -> Iterator[None]:
                 changed.setdefault(id(stack), {})[name] = now.detach()
         for stack in stacks:
             stack._local = False
-            if id(stack) in changed:
-                stack.assign(changed[id(stack)], "local_weights")
+        written = [stack for stack in stacks if id(stack) in changed]
+        for stack in written:
+            stack.check_assign("local_weights")
+        with contextlib.ExitStack() as assigns:  # one that fails keeps none from the others
+            for stack in written:
+                assigns.callback(stack.assign, changed[id(stack)], "local_weights")
     for name, number in wrongly:
         raise FailedPrecondition(f"local_weights: expected {name} of shape {tuple(number.shape)} at the block's end")
     if graded:

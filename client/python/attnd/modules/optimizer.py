@@ -37,8 +37,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
             raise TypeError(f"optimizer: expected torch.optim.AdamW, Adam or SGD, got {self._kind.__name__}; with "
                             'attnd.torch.offload(..., optimizer="local") it can be any')
         take_replaced(inner)
-        self._claim(self.param_groups)
-        self._take_state()
+        self._check_groups()
+        self._claim(self._names(self.param_groups), self._held_here())
         self._patch_step_function()
         self._step_supports_amp_scaling = True
         mine: Any = inner
@@ -85,8 +85,13 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         self._inner.add_param_group(param_group)
-        take_new(self.param_groups[-1]["params"])
-        self._claim(self.param_groups[-1:])
+        try:
+            take_new(self.param_groups[-1]["params"])
+            self._check_groups()
+            self._claim(self._names(self.param_groups[-1:]))
+        except BaseException:
+            self.param_groups.pop()
+            raise
 
     def take_back(self, parameter: nn.Parameter, step: int, moments: Dict[str, Tensor]) -> None:
         """A parameter has come back from its daemon, with what the optimizer has of it."""
@@ -100,8 +105,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         found = [(parameter, stack_of(parameter)) for parameter in self._listed() if parameter in self.state]
         names = [at[1] for _, at in found if at is not None and at[0] is stack]
         if names:
-            stack.claim(self, self.spec, names)
-            self._take_state()
+            self._claim([(stack, names)], self._held_here())
 
     def state_dict(self) -> Dict[str, Any]:
         """As the optimizer alone would have it, with the daemons' moments."""
@@ -124,11 +128,16 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Loads a state of this class, or of the optimizer alone over a model that was never offloaded."""
         listed = self._listed()
         local = {number: value for number, value in state_dict["state"].items() if stack_of(listed[number]) is None}
-        type(self._inner).load_state_dict(self._inner, {**state_dict, "state": local})
-        self.param_groups, self.state = self._inner.param_groups, self._inner.state
-        remote = {number: value for number, value in state_dict["state"].items() if number not in local}
-        self._claim(self.param_groups)
-        self._put({id(listed[number]): value for number, value in remote.items()}, is_whole=True)
+        remote = {id(listed[number]): value for number, value in state_dict["state"].items() if number not in local}
+        before = self._inner.param_groups, self._inner.state
+        try:
+            type(self._inner).load_state_dict(self._inner, {**state_dict, "state": local})
+            self.param_groups, self.state = self._inner.param_groups, self._inner.state
+            self._check_groups()
+            self._claim(self._names(self.param_groups), remote, is_whole=True)
+        except BaseException:
+            self.param_groups, self.state = self._inner.param_groups, self._inner.state = before
+            raise
 
     def __repr__(self) -> str:
         return f"attnd.torch.optimizer of {self._inner!r}, with {len(self.stacks)} remote stacks"
@@ -151,14 +160,24 @@ class RemoteOptimizer(torch.optim.Optimizer):
                     made.setdefault(id(found[0]), (found[0], []))[1].append(found[1])
         return list(made.values())
 
-    def _claim(self, groups: Sequence[Dict[str, Any]]) -> None:
+    def _check_groups(self) -> None:
         if len(self.param_groups) > _MOST_GROUPS:
             raise wrong("optimizer", f"at most {_MOST_GROUPS} parameter groups", len(self.param_groups))
-        remote = [_values_of(self._kind, group) for group in groups if any(map(stack_of, group["params"]))]
-        if len({(values.beta1, values.beta2) for values in remote}) > 1:
-            raise TypeError("optimizer: expected the same betas in all groups with parameters on a daemon")
-        for stack, names in self._names(groups):
-            stack.claim(self, self.spec, names)
+
+    def _claim(self, claims: Sequence[Tuple[RemoteStack, List[str]]], state: Optional[Dict[int, Dict[str, Any]]] = None,
+               is_whole: bool = False) -> None:
+        """Makes these parameters the optimizer's, with state by parameter; on all stacks, or on none where one refuses.
+        is_whole: what state has nothing of has none from now on."""
+        state = state or {}
+        spec, puts = self.spec, self._puts(state, is_whole)
+        for checked in (False, True):
+            for stack, names in claims:
+                stack.claim(self, spec, names, checked)
+            for stack, moments, steps in puts:
+                stack.put_moments(moments, steps, checked)
+        for parameter in self._listed():
+            if id(parameter) in state and not is_whole:
+                self.state.pop(parameter)
 
     def _steps(self) -> List[Tuple[RemoteStack, Dict[str, Tuple[StepValues, float]]]]:
         """Lists each parameter's step, and what its gradient is multiplied by."""
@@ -173,24 +192,24 @@ class RemoteOptimizer(torch.optim.Optimizer):
                     values = values or _values_of(self._kind, group)
                     sign = -1.0 if group.get("maximize") else 1.0
                     made.setdefault(id(found[0]), (found[0], {}))[1][found[1]] = values, sign
-        for stack, names in made.values():
-            joined = [name for name in names if stack.owner(name) is None]
-            if joined:  # layers that came in the place of others, groups that were written by hand
-                stack.claim(self, self.spec, joined)
+        joined = [(stack, [name for name in names if stack.owner(name) is None]) for stack, names in made.values()]
+        self._claim([one for one in joined if one[1]])  # layers in the place of others, groups that were written by hand
         return list(made.values())
 
-    def _take_state(self) -> None:
-        """Takes over the state that the optimizer had of these parameters before they were offloaded."""
-        remote = {id(parameter): self.state.pop(parameter) for parameter in self._listed()
+    def _held_here(self) -> Dict[int, Dict[str, Any]]:
+        """The state that the optimizer had of these parameters before they were offloaded, by their ids."""
+        remote = {id(parameter): self.state[parameter] for parameter in self._listed()
                   if stack_of(parameter) is not None and parameter in self.state}
         for value in remote.values():
             if any(isinstance(tensor, Tensor) and tensor.is_meta for tensor in value.values()):
                 raise FailedPrecondition("optimizer: expected load_state_dict of attnd.torch.optimizer(...), which knows "
                                          "where moments belong, got a state that was loaded into the inner optimizer")
-        self._put(remote, is_whole=False)
+        return remote
 
-    def _put(self, state: Dict[int, Dict[str, Any]], is_whole: bool) -> None:
-        """State by parameter. is_whole: the others have none from now on."""
+    def _puts(self, state: Dict[int, Dict[str, Any]], is_whole: bool
+              ) -> List[Tuple[RemoteStack, Dict[str, Dict[str, Tensor]], Dict[str, int]]]:
+        """Gives what put_moments of each stack takes."""
+        made = []
         for stack, names in self._names(self.param_groups):
             moments: Dict[str, Dict[str, Tensor]] = {}
             steps: Dict[str, int] = {}
@@ -210,7 +229,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 for word, tensor in given.items():
                     moments.setdefault(_MOMENTS[word], {})[name] = tensor
             if steps:
-                stack.put_moments(moments, steps)
+                made.append((stack, moments, steps))
+        return made
 
     @contextlib.contextmanager
     def _hidden(self) -> Iterator[None]:

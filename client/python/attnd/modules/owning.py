@@ -90,9 +90,7 @@ class Owning:
                 self.steps.pop(name, None)
                 self._owners.pop(name, None)
             mine.assign(taken, "offload")
-            zeros = {name: torch.zeros(tensor.shape) for name, tensor in taken.items()}
-            given = self._module.registration.optimizer
-            mine._put_moments({kind: zeros for kind in (given.moments if given else ())})
+            mine._begin_moments(taken)
         return bool(taken)
 
     def rearrange(self, cached: Dict[str, nn.Parameter]) -> None:

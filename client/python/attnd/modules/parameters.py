@@ -365,16 +365,15 @@ def _zero(gradients: Any, rest: Sequence[Any], keywords: Dict[str, Any], single:
 
 def _unscale(gradients: Any, rest: Sequence[Any], keywords: Dict[str, Any], single: bool) -> Any:
     found_inf, inverse = rest
+    if not all([one.is_finite() for one in gradients if isinstance(one, RemoteGradient)]):  # before one is multiplied
+        found_inf.fill_(1.0)
     here = [one for one in gradients if not isinstance(one, RemoteGradient)]
     if here:
         torch._amp_foreach_non_finite_check_and_unscale_(here, found_inf, inverse)
     factor = float(inverse)
     for one in gradients:
-        if isinstance(one, RemoteGradient):
-            if not one.is_finite():
-                found_inf.fill_(1.0)
-            if factor != 1:
-                one.scale(factor)
+        if isinstance(one, RemoteGradient) and factor != 1:
+            one.scale(factor)
 
 
 def _leave(gradients: Any, rest: Sequence[Any], keywords: Dict[str, Any], single: bool) -> Any:

@@ -65,6 +65,7 @@ class Run:
         """Whether the backward that is under way is of parameters too."""
         stack = self.stack
         stack.device = dy.device
+        stack.meet()
         if self.module is not stack.module:
             raise FailedPrecondition("backward: expected the module of its forward, got one that was registered since: a "
                                      "call between them needed more rows, or another mask; give offload max_rows for the "

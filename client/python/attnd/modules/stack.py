@@ -124,7 +124,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
         self._owners: Dict[str, Any] = {}  # weak references to the RemoteOptimizers of parameters
         self._spec: Union[None, AdamW, SGD] = None
         self.steps: Dict[str, int] = {}  # of each parameter
-        self._parked: Dict[str, Dict[str, Tensor]] = {}  # moments, by kind, of frozen parameters, or before a module
+        self._parked: Dict[str, Dict[str, Tensor]] = {}  # moments, by kind, that the module does not have
         self._staged: Dict[str, Tuple[StepValues, float]] = {}  # steps that wait for those of other optimizers
         # ---- Gradients.
         self.hides = False
@@ -255,6 +255,13 @@ class RemoteStack(Stepping, Owning, nn.Module):
                 return torch.zeros(self._cached[name].shape)
             return self._numbers([name])[name]
 
+    def check_assign(self, what: str) -> None:
+        """Raises where weights cannot be written now."""
+        with self._lock:
+            self.flush()
+            if self._module is not None:
+                self._refuse_live(what)
+
     def assign(self, tensors: Dict[str, Tensor], what: str) -> None:
         """Writes weights."""
         with self._lock:
@@ -334,10 +341,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
     def _register(self, variant: Variant, max_rows: int, memory_rows: int) -> None:
         """A module for such calls, with the state of the one before."""
         options, old = self._options, self._module
-        if self.ranks is not None and old is not None:
-            raise FailedPrecondition("offload: this call needs another module (more rows, another mask, frozen parameters, "
-                                     "dropout or optimizer), which a group cannot have one after the other: give offload "
-                                     "max_rows for the longest call, and make the optimizer before the first")
+        if old is not None:
+            self._refuse_other_module()
         layout = layout_of(self._layers(), variant, options.element)
         moments: Dict[str, Dict[str, Tensor]] = {}
         weights = self._weights
@@ -348,13 +353,12 @@ class RemoteStack(Stepping, Owning, nn.Module):
                                          "offload max_rows, or change this between step and backward")
             if options.server_optimizer:
                 weights = self.weights()
-            if type(old.registration.optimizer) is not type(self._spec):
-                self.steps.clear()
-                self._parked.clear()
         moments = self.moments()
         if old is not None:
             self.run_pending()
             old.release(timeout=options.timeout)
+            # A registration that fails leaves the state to the next call, as rows of its own may be why.
+            self._module, self._needs, self._weights, self._parked, self._held[:] = None, None, weights, moments, []
         kept = 2 * max_rows if options.kept_rows is None else options.kept_rows and max(options.kept_rows, max_rows)
         ttl = _LEASE if options.name is None else _NAMED_LEASE
         wanted = Registration(layout, self._name, self._spec, (), max_rows, kept, options.durability, ttl,
@@ -371,15 +375,19 @@ class RemoteStack(Stepping, Owning, nn.Module):
         if options.server_optimizer:
             self._parts.put(module, {"weight": {name: host(tensor) for name, tensor in weights.items()}}, complete=True,
                             timeout=options.timeout)
-        self._sent, self._parked = {}, {}
+        self._sent, self._parked, self._held[:] = {}, moments, [module]
         self._module, self._needs, self._weights = module, (variant, max_rows, memory_rows), {}
-        has = self._spec.moments if self._spec is not None else ()
-        self._put_moments({kind: tensors for kind, tensors in moments.items() if kind in has})
-        self._held[:] = [module]
+        self._put_parked()
         if options.name is None:
             renew(self, module, _LEASE)
             if old is None and self.ranks is None:  # another rank may need it still
                 weakref.finalize(self, _release, self._held)
+
+    def _refuse_other_module(self) -> None:
+        if self.ranks is not None:
+            raise FailedPrecondition("offload: this call needs another module (more rows, another mask, frozen parameters, "
+                                     "dropout or optimizer), which a group cannot have one after the other: give offload "
+                                     "max_rows for the longest call, and make the optimizer before the first")
 
     def _ensure(self, call: StackCall, with_gradient: bool) -> Module:
         """The module for the call."""
@@ -432,6 +440,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
         if with_gradient and self._options.kept_rows == 0:
             raise ResourceExhausted("kept_rows: expected above 0 in attnd.torch.offload(..., kept_rows=) where a backward "
                                     "may follow, got 0: call the layers under torch.no_grad()", field="kept_rows")
+        if with_gradient:
+            self.meet()
         module = self._ensure(call, with_gradient)
         return module, self.send_changed(module) if not self._options.server_optimizer else ()
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -50,13 +50,17 @@ class Stepping:
     def _register(self, variant: Any, max_rows: int, memory_rows: int) -> None:
         raise NotImplementedError
 
+    def _refuse_other_module(self) -> None:
+        raise NotImplementedError
+
     def run_pending(self) -> None:
         raise NotImplementedError
 
     # ---- Optimizers.
 
-    def claim(self, optimizer: Any, spec: Union[AdamW, SGD], names: Iterable[str]) -> None:
-        """These parameters are the optimizer's from now on, with moments that begin anew."""
+    def claim(self, optimizer: Any, spec: Union[AdamW, SGD], names: Iterable[str], checked: bool) -> None:
+        """These parameters are the optimizer's from now on, with moments that begin anew; the module gets them when
+        `meet` is called. With checked=False only looks whether they can be."""
         with self._lock:
             self.flush()
             names = list(names)
@@ -68,18 +72,28 @@ class Stepping:
                                 f"{type(spec).__name__} beside {type(specs[0]).__name__}; offload its parts alone")
             again = [name for name in names if self.steps.get(name) and self.owner(name) is not optimizer]
             needed = _union([spec, *specs])
-            is_other = needed != self._spec and self._module is not None and self._needs is not None
+            is_other = needed != self._spec and self._module is not None
             if again or is_other:
-                self._refuse_live("optimizer")  # before anything changes: the optimizers before it go on
-            if again:
-                zeros = {name: torch.zeros(self._cached[name].shape) for name in again}
-                self._put_moments({kind: zeros for kind in (self._spec.moments if self._spec else ())})
-                for name in again:
-                    self.steps.pop(name)
-            self._owners.update({name: weakref.ref(optimizer) for name in names})
-            self._spec = needed
+                self._refuse_live("optimizer")
             if is_other:
-                self._register(*self._needs)
+                self._refuse_other_module()
+            if not checked:
+                return
+            if type(needed) is not type(self._spec):
+                self.steps.clear()
+                self._parked.clear()
+            for name in again:
+                self.steps.pop(name, None)
+            self._spec = needed
+            self._begin_moments({name: self._cached[name] for name in again})
+            self._owners.update({name: weakref.ref(optimizer) for name in names})
+
+    def meet(self) -> None:
+        """Gives the module the optimizer and the moments that it shall have: before it adds to gradients, or steps."""
+        if self._module is not None and self._module.registration.optimizer != self._spec:
+            self._register(*self._needs)
+        elif self._module is not None and self._parked:
+            self._put_parked()
 
     def owner(self, name: str) -> Any:
         found = self._owners.get(name)
@@ -93,6 +107,8 @@ class Stepping:
             if self._lent is not None:
                 raise FailedPrecondition("local_gradients: expected no step in this block: gradients go back to the daemon "
                                          "at its end")
+            if self._grads:
+                self.meet()
             if self._staged.keys() & steps.keys():
                 self.flush()
             made: Dict[str, Tuple[StepValues, float]] = {}
@@ -179,26 +195,42 @@ class Stepping:
                     found.setdefault(kind, {}).update({name: torch.from_numpy(array) for name, array in tensors.items()})
             return found
 
-    def put_moments(self, moments: Dict[str, Dict[str, Tensor]], steps: Dict[str, int]) -> None:
-        """Sets the moments of these parameters; the others' stay."""
+    def put_moments(self, moments: Dict[str, Dict[str, Tensor]], steps: Dict[str, int], checked: bool) -> None:
+        """Sets the moments of these parameters; the others' stay. With checked=False only looks whether it can."""
         with self._lock:
             self.flush()
             self._refuse_live("load_state_dict")
-            self._put_moments(moments)
+            for name, tensor in (one for tensors in moments.values() for one in tensors.items()):
+                if tensor.shape != self._cached[name].shape:
+                    raise wrong("load_state_dict", f"moments of shape {tuple(self._cached[name].shape)} of {name}",
+                                tuple(tensor.shape))
+            if not checked:
+                return
+            self._put_moments({kind: {name: own(tensor) for name, tensor in tensors.items()}
+                               for kind, tensors in moments.items()})
             self.steps.update(steps)
             for name in [name for name, step in self.steps.items() if not step]:
                 self.steps.pop(name)
 
+    def _begin_moments(self, parameters: Mapping[str, Tensor]) -> None:
+        zeros = {name: torch.zeros(parameter.shape) for name, parameter in parameters.items()}
+        self._put_moments({kind: zeros for kind in (self._spec.moments if self._spec else ())})
+
     def _put_moments(self, moments: Dict[str, Dict[str, Tensor]]) -> None:
-        there = self.in_module()
-        given = {kind: {name: host(tensor) for name, tensor in tensors.items() if name in there}
-                 for kind, tensors in moments.items()}
-        if self._module is not None and any(given.values()):
+        for kind, tensors in moments.items():
+            self._parked.setdefault(kind, {}).update(tensors)
+
+    def _put_parked(self) -> None:
+        """Sends parked moments that the module has room for."""
+        assert self._module is not None
+        there, has = self.in_module(), self._module.registration.optimizer
+        given = {kind: {name: host(tensor) for name, tensor in self._parked.get(kind, {}).items() if name in there}
+                 for kind in (has.moments if has is not None else ())}
+        if any(given.values()):
             self._parts.put(self._module, {kind: tensors for kind, tensors in given.items() if tensors},
                             timeout=self._options.timeout)
-        for kind, tensors in moments.items():
-            parked = self._parked.setdefault(kind, {})
-            parked.update({name: own(tensor) for name, tensor in tensors.items() if name not in there})
+        self._parked = {kind: {name: tensor for name, tensor in tensors.items() if name not in there}
+                        for kind, tensors in self._parked.items() if not there.issuperset(tensors)}
 
     def in_module(self) -> Set[str]:
         """Parameters whose moments the module has."""
@@ -242,9 +274,9 @@ class Stepping:
             wants_all = order != 2
             if self._norms is None or (wants_all and not self._has_all_norms):
                 assert self._module is not None
+                norms = self._module.parameter_stats(all_norms=wants_all, timeout=self._options.timeout)
                 self._norms, self._has_all_norms = {}, wants_all
-                for at, one in zip(self._parts.names, self._module.parameter_stats(all_norms=wants_all,
-                                                                                   timeout=self._options.timeout)):
+                for at, one in zip(self._parts.names, norms):
                     self._norms.setdefault(at, []).append(one)
             found = self._norms[name]
             if order == 2:
@@ -403,6 +435,7 @@ class Stepping:
                 raise Unimplemented("local_gradients: expected layers of one process; those of a group have the sum over "
                                     "ranks on the daemon: scale or clip it there, or use optimizer=\"local\" under "
                                     "DistributedDataParallel", field="group")
+            self.meet()
             names = [name for name in self._cached if name in self.in_module() and name not in self._staged
                      and not self._is_lost(name)]
             found = self._numbers([name for name in names if name in self._grads and not self._grads[name].is_zero])
