@@ -99,6 +99,8 @@ std::string NameOf(const KernelRow& row);
 // Every row that is built, those of one architecture, and those that a GPU of this compute
 // capability is given: its own, and of the one before what its own cannot do. Empty: too old.
 const std::vector<KernelRow>& KernelRows();
+// GPUs of at least this compute capability start a launch's blocks while the one before ends.
+inline constexpr int kOverlappingLaunches = 90;
 std::vector<KernelRow> KernelRowsOf(Architecture architecture);
 std::vector<KernelRow> KernelRowsOfGpu(int compute_capability);
 

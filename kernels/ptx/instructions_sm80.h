@@ -14,19 +14,11 @@
 
 namespace attnd::ptx {
 
-// ---- Launches that overlap, from compute capability 9.0 on; before it, a launch begins when the
-// one before has ended. Waits until all of the launch before has ended, with all that it wrote.
-ATTN_PTX void WaitForLaunchBefore() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
+// ---- Launches that overlap: on GPUs from kOverlappingLaunches on. Waits until all of the launch
+// before has ended, with all that it wrote.
+ATTN_PTX void WaitForLaunchBefore() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // Lets the next launch's blocks start where this one's have ended.
-ATTN_PTX void LaunchNext() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
+ATTN_PTX void LaunchNext() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // ---- Conversions, to nearest even, the first in the low half.
 ATTN_PTX uint32_t PackHalves(float low, float high) {

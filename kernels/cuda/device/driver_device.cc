@@ -538,7 +538,7 @@ void DriverDevice::Describe(const DeviceIdentity& identity) {
   info_.launches = options_.launches;
   total_bytes_ = identity.memory_bytes;
   multiprocessors_ = identity.multiprocessors;
-  launches_overlap_ = identity.major >= 9;
+  launches_overlap_ = 10 * identity.major + identity.minor >= kOverlappingLaunches;
   // Operations a clock of each multiprocessor's tensor cores, half of them reached: 1024 of Volta's
   // and of those of gaming GPUs, 2048 of the A100's, 4096 of the H100's.
   const double operations = identity.major == 9                          ? 4096

@@ -106,7 +106,7 @@ absl::StatusOr<LoadedKernel> KernelLibrary::LoadCompiled(const KernelRow& row) {
 }
 
 std::string KernelLibrary::CacheKey(const KernelRow& row) const {
-  const KernelSource source = SourceOf(row);
+  const KernelSource source = SourceOf(row, target_);
   std::string text = absl::StrCat(compiler_->version(), "\n", source.expression, "\n", source.text);
   for (const std::string& option : CompilerOptions(target_)) absl::StrAppend(&text, option, "\n");
   for (const EmbeddedFile& header : DeviceHeaders()) {

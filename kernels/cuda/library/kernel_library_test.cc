@@ -160,11 +160,13 @@ TEST(HashText, IsFnv1aOf128Bits) {
 TEST(KernelSource, IsInTheFolderAndNamespaceOfTheRowsArchitecture) {
   for (const KernelRow& row : KernelRows()) {
     const std::string name = InfoOf(row.architecture).name;
-    const KernelSource source = SourceOf(row);
+    const KernelSource source = SourceOf(row, "sm_80");
     EXPECT_EQ(source.space, "attnd::" + name);
     EXPECT_THAT(source.text, HasSubstr("#include \"kernels/" + name + "/entry.cuh\""));
     EXPECT_THAT(source.text, HasSubstr("namespace " + source.space + " {"));
     EXPECT_THAT(source.expression, HasSubstr(source.space + "::Chosen"));
+    const std::string newer = SourceOf(row, "sm_90a").expression;
+    EXPECT_EQ(newer != source.expression, row.architecture == Architecture::kSm80) << newer;
   }
 }
 

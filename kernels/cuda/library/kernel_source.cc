@@ -1,5 +1,7 @@
 #include "kernels/cuda/library/kernel_source.h"
 
+#include <cstdlib>
+
 #include "absl/strings/str_cat.h"
 
 namespace attnd {
@@ -171,9 +173,15 @@ std::string KernelExpression(const KernelRow& row) {
   }
 }
 
+// Tells an entry that GPUs of several generations run whether launches overlap there.
+const char* OverlapOf(const KernelRow& row, const std::string& target) {
+  if (row.architecture != Architecture::kSm80) return "";
+  return std::atoi(target.c_str() + 3) >= kOverlappingLaunches ? ", true" : ", false";
+}
+
 }  // namespace
 
-KernelSource SourceOf(const KernelRow& row) {
+KernelSource SourceOf(const KernelRow& row, const std::string& target) {
   const char* name = InfoOf(row.architecture).name;
   KernelSource source;
   source.space = absl::StrCat("attnd::", name);
@@ -183,7 +191,7 @@ KernelSource SourceOf(const KernelRow& row) {
                              kThreadsFact, " = Chosen::kThreads;\n__device__ int ", kSharedFact,
                              " = static_cast<int>(sizeof(Chosen::Shared));\n}\n");
   source.expression = absl::StrCat(source.space, "::Entry<", source.space, "::Chosen, ",
-                                   row.tile.blocks_per_sm, ">");
+                                   row.tile.blocks_per_sm, OverlapOf(row, target), ">");
   return source;
 }
 

@@ -26,7 +26,8 @@ struct KernelSource {
 // Two ints in that namespace: threads of a block, bytes of its shared memory.
 inline constexpr char kThreadsFact[] = "kernel_threads";
 inline constexpr char kSharedFact[] = "kernel_shared_bytes";
-KernelSource SourceOf(const KernelRow& row);
+// `target`: as TargetOf names it.
+KernelSource SourceOf(const KernelRow& row, const std::string& target);
 
 // Lists the compiler's options, the target's architecture among them.
 std::vector<std::string> CompilerOptions(const std::string& target);

@@ -103,7 +103,7 @@ absl::Status Nvrtc::Check(Result result, const char* call) const {
 
 absl::StatusOr<CompiledKernel> Nvrtc::Compile(const KernelRow& row,
                                               const std::string& target) const {
-  const KernelSource source = SourceOf(row);
+  const KernelSource source = SourceOf(row, target);
   std::vector<const char*> names, texts;
   for (const EmbeddedFile& header : DeviceHeaders()) {
     names.push_back(header.name);

@@ -121,7 +121,7 @@ class CudaDevice final : public ModuleDevice {
   std::shared_ptr<void> held_;  // what hold_ gave, for as long as the memory is there
   std::unique_ptr<cuda::DeviceMemory> memory_;
   LaunchQueue queue_;
-  // What waits before the queue.
+  // Launches that wait before they are queued.
   ProductGroup siblings_, gradients_;
   SumGroup sums_;
   // Launches between BeginSegment and EndSegment.

@@ -23,8 +23,8 @@ std::string EmulatedSource(const std::string& architecture, absl::Span<const Ker
                                   "namespace attnd::", architecture, " {\nnamespace {\n",
                                   "const bool kAdded = AddEmulatedKernels({\n");
   for (const KernelRow& row : rows) {
-    absl::StrAppend(&text, "    {\"", EmulatedName(row), "\", EmulatedEntry<", SourceOf(row).kernel,
-                    ">()},\n");
+    absl::StrAppend(&text, "    {\"", EmulatedName(row), "\", EmulatedEntry<",
+                    SourceOf(row, "sm_70").kernel, ">()},\n");
   }
   return text + "});\n}\n}\n";
 }
