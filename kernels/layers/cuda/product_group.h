@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/dense/dense_params.h"
 #include "kernels/layers/cuda/launch_queue.h"
 #include "kernels/layers/cuda/touched_bytes.h"
 
