@@ -5,9 +5,9 @@
 #include <cmath>
 #include <vector>
 
-#include "tests/layers/engine_fixture.h"
 #include "modules/known_layers.h"
 #include "modules/reference/call_parts.h"
+#include "tests/layers/engine_fixture.h"
 
 namespace attnd {
 
@@ -132,8 +132,12 @@ inline std::vector<NamedLayout> KnownLayouts(ElementType element) {
                    .element = element};
   LayerSizes grouped = sizes;
   grouped.kv_heads = 2;
+  LayerSizes in_place =
+      sizes;  // heads of whole 16 bytes, which attention reads and writes in columns
+  in_place.heads = in_place.kv_heads = 3;
   return {{"bert", BertLayers(sizes)},
           {"gpt", GptLayers(sizes)},
+          {"gpt in place", GptLayers(in_place)},
           {"llama", LlamaLayers(grouped)},
           {"decoder", DecoderLayers(sizes)}};
 }
