@@ -3,6 +3,10 @@
 //   operations, attention's too → KernelSteps with their descriptors (LaunchQueue) → enqueued while
 //   more are added; Get, SquaredNorms and Finish wait for them
 //
+// Products in wide tiles that follow each other and do not depend on each other are one launch.
+// Gradients of weights and sums of columns wait for more of them until something would write what
+// they read, or read what they write. No bit depends on it.
+//
 // Attention runs on the tensors where they lie; rows of no whole 16 bytes are copied first, padded
 // with zeros. Attention under a mask is a launch of the engine's own, which waits for what is
 // queued and is waited for. Sequences that would need much more memory together than the longest
