@@ -131,6 +131,26 @@ def daemon():
     made.stop()
 
 
+@pytest.fixture(scope="module")
+def two_daemons(daemon):
+    """Layers go to the shared daemon, by its names "" and "a", and to another one, by "b"."""
+    import attnd.torch
+    other = Daemon()
+    for name, address in (("", daemon.address), ("a", daemon.address), ("b", other.address)):
+        attnd.torch.connect(address, name=name, timeout=60)
+    yield
+    for name in ("", "a", "b"):
+        attnd.torch.disconnect(name)
+    other.stop()
+
+
+def check_same(found, expected):
+    """Tensors by name have the same bits."""
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert tensor.equal(found[name]), name
+
+
 @pytest.fixture(scope="session")
 def gpu_daemon():
     """A daemon on an emulated V100: of float32 without captured maps, and very slow."""

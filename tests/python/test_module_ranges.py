@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from conftest import Daemon
+from conftest import Daemon, check_same
 
 torch = pytest.importorskip("torch")
 
@@ -15,18 +15,8 @@ from attnd.modules.module import Module  # noqa: E402
 from attnd.modules.ranges import cut  # noqa: E402
 from torch import nn  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("two_daemons")
 WIDTH = 16
-
-
-@pytest.fixture(scope="module", autouse=True)
-def connected(daemon):
-    other = Daemon()
-    for name, address in (("", daemon.address), ("a", daemon.address), ("b", other.address)):
-        attnd.torch.connect(address, name=name, timeout=60)
-    yield
-    for name in ("", "a", "b"):
-        attnd.torch.disconnect(name)
-    other.stop()
 
 
 class Model(nn.Module):
@@ -61,12 +51,6 @@ def train(model, steps=3, each=2):
         norms.append(float(attnd.torch.clip_grad_norm_(model, 0.5)))
         optimizer.step()
     return optimizer, norms
-
-
-def check_same(found, expected):
-    assert list(found) == list(expected)
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
 
 
 def test_two_daemons_train_to_the_bits_of_one():

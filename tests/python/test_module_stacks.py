@@ -3,7 +3,7 @@ import contextlib
 import copy
 
 import pytest
-from conftest import Daemon
+from conftest import check_same
 
 torch = pytest.importorskip("torch")
 
@@ -11,18 +11,8 @@ import attnd.torch  # noqa: E402
 from attnd.modules.module import Module  # noqa: E402
 from torch import nn  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("two_daemons")
 WIDTH = 16
-
-
-@pytest.fixture(scope="module", autouse=True)
-def connected(daemon):
-    other = Daemon()
-    for name, address in (("", daemon.address), ("a", daemon.address), ("b", other.address)):
-        attnd.torch.connect(address, name=name, timeout=60)
-    yield
-    for name in ("", "a", "b"):
-        attnd.torch.disconnect(name)
-    other.stop()
 
 
 class Both:
@@ -70,10 +60,6 @@ def check_alike(here, there, atol=1e-5):
     for number, state in states[0].items():
         for key, tensor in state.items():
             torch.testing.assert_close(states[1][number][key], tensor, rtol=0, atol=atol)
-
-
-def check_same(found, expected):
-    assert [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)] == []
 
 
 @contextlib.contextmanager
