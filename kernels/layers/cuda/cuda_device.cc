@@ -129,10 +129,7 @@ void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
   desc.operand = cuda::BiasCode(operand);
   ProductDesc& p = desc.product;
   const LayerKernel kernel = KernelOf(desc, operand);
-  if (!kernel.wide) {
-    LaunchGroup(siblings_);
-    LaunchTouching(WrittenBy(p));
-  }
+  if (!kernel.wide) BeforeWriting(WrittenBy(p));
   const bool is_plain = kernel.kind == KernelKind::kDenseProduct;
   const ProductTileSize tile = TileSizeOf(kernel);
   const double row_flops = 2.0 * p.columns * std::max(p.depth, 1);
@@ -229,9 +226,9 @@ void CudaDevice::LaunchTouching(const ByteRange& written) {
   if (gradients_.Touches(written)) LaunchGroup(gradients_);
 }
 
-void CudaDevice::BeforeWriting(const void* data, int64_t bytes) {
+void CudaDevice::BeforeWriting(const ByteRange& written) {
   LaunchGroup(siblings_);
-  LaunchTouching(ByteRange::At(data, bytes));
+  LaunchTouching(written);
 }
 
 void CudaDevice::BeforeReading(const DenseTensor& t, int64_t numbers) {
@@ -417,12 +414,13 @@ absl::Status CudaDevice::AttendBackward(const BackwardCall& call) {
   const Problem& p = *call.problem;
   const auto before = [&](const void* data, const cuda::RowShape& shape, int64_t stride) {
     const int64_t rows = shape.rows() / shape.heads;
-    BeforeWriting(data, stride == 0 ? shape.padded_bytes() : 2 * rows * stride);
+    BeforeWriting(ByteRange::At(data, stride == 0 ? shape.padded_bytes() : 2 * rows * stride));
   };
   before(call.d_q, cuda::QueryRows(p), call.d_strides.q);
   before(call.d_k, cuda::KeyRows(p), call.d_strides.k);
   before(call.d_v, cuda::ValueRows(p), call.d_strides.v);
-  BeforeWriting(call.workspace, AttentionBytes(OneSequence(p), Direction::kBackward));
+  BeforeWriting(
+      ByteRange::At(call.workspace, AttentionBytes(OneSequence(p), Direction::kBackward)));
   PaddedRows rows(*this, p, call.workspace);
   BackwardCall padded = call;
   padded.q = rows.In(call.q, PaddedRows::kQuery);

@@ -106,10 +106,11 @@ class CudaDevice final : public ModuleDevice {
   void LaunchAll();  // that waits
   // Launches those gradients and sums that a launch which writes these bytes has to come after.
   void LaunchTouching(const ByteRange& written);
-  // Launches what a launch that is no product, and writes these bytes, has to come after.
-  void BeforeWriting(const void* data, int64_t bytes);
+  // Launches what a launch that writes these bytes, and is no product in wide tiles, has to come
+  // after.
+  void BeforeWriting(const ByteRange& written);
   void BeforeWriting(const DenseTensor& t, int64_t numbers) {
-    BeforeWriting(t.data, numbers * CodeBytes(t.element));
+    BeforeWriting(ByteRange::At(t.data, numbers * CodeBytes(t.element)));
   }
   // The same for a launch that reads them.
   void BeforeReading(const DenseTensor& t, int64_t numbers);

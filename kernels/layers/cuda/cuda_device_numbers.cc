@@ -99,7 +99,8 @@ void CudaDevice::AddNorm(NormDesc desc, absl::Span<const NumbersStep> steps) {
 void CudaDevice::BeforeNorm(const NormDesc& desc) {
   BeforeWriting(desc.out, desc.vectors * desc.count);
   if (desc.is_backward == 0) return;
-  BeforeWriting(desc.statistics, desc.vectors * static_cast<int64_t>(sizeof(DenseStatistics)));
+  BeforeWriting(
+      ByteRange::At(desc.statistics, desc.vectors * static_cast<int64_t>(sizeof(DenseStatistics))));
 }
 
 void CudaDevice::AddNormGradients(const NormOperands& norm, const NormGradients& gradients) {
