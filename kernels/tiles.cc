@@ -234,7 +234,7 @@ void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
 // Adds the kernels of modules besides attention, the same code for every architecture. Blocks that
 // wait for memory together: Volta needs fewer. On Volta some of what norms and sums compute with
 // spills.
-void AddDense(int number_blocks, std::vector<KernelRow>& rows) {
+void AddDense(int number_blocks, int chain_blocks, std::vector<KernelRow>& rows) {
   const auto add = [&rows](KernelKind kind, int blocks, int spill_bytes = 0) {
     rows.push_back({.kind = kind,
                     .tile = {0, 0, 0, blocks},
@@ -242,10 +242,10 @@ void AddDense(int number_blocks, std::vector<KernelRow>& rows) {
                     .spill_bytes = spill_bytes});
   };
   add(KernelKind::kDenseNumbers, number_blocks);
-  add(KernelKind::kDenseChain, number_blocks);
-  add(KernelKind::kDenseNorm, 4, 32);
+  add(KernelKind::kDenseChain, chain_blocks);
+  add(KernelKind::kDenseNorm, 4, 48);
   add(KernelKind::kDenseAnyNorm, 4, 192);
-  add(KernelKind::kDenseColumnSums, 3, 16);
+  add(KernelKind::kDenseColumnSums, 3, 24);
   add(KernelKind::kDenseRotary, 1);
   add(KernelKind::kDenseSquares, 1);
   add(KernelKind::kDenseStep, 1);
@@ -339,7 +339,7 @@ std::vector<KernelRow> Sm70Rows() {
   rows.push_back({.kind = KernelKind::kKeepRows,
                   .tile = {64, 0, 0, 1},
                   .reason = "after a forward in bfloat16 whose tensors stay for backward"});
-  AddDense(3, rows);
+  AddDense(3, 3, rows);
   AddProducts(ElementType::kFloat16, false, rows);
   for (KernelRow& row : rows) row.architecture = Architecture::kSm70;
   return rows;
@@ -419,7 +419,7 @@ std::vector<KernelRow> Sm80Rows() {
   // Wider heads' rows of float32 and their sums fit neither registers nor shared memory.
   for (int head_dim : {64, 128}) AddSm80(ElementType::kFloat32, head_dim, rows);
   AddSmall(ElementType::kFloat32, rows);
-  AddDense(5, rows);
+  AddDense(6, 5, rows);
   for (ElementType element :
        {ElementType::kFloat16, ElementType::kBFloat16, ElementType::kFloat32}) {
     for (bool small : {false, true}) AddProducts(element, small, rows);

@@ -234,6 +234,25 @@ TEST(LaunchPlan, LongBlocksBeginInTime) {
   }
 }
 
+// Under the causal triangle tiles of few heads, of which the L2 holds one at a time, end at about
+// the same time: given out in order to whoever is free, as a GPU does.
+TEST(LaunchPlan, FewCausalHeadsEndTogether) {
+  Problem p = PlainProblem(1, 32, 4096, 64);
+  p.kv_heads = 8;
+  p.element = ElementType::kFloat16;
+  p.causal = true;
+  const Problem* problem = &p;
+  const auto backward = SelectBackward(KernelRowsOfGpu(90), p);
+  ASSERT_TRUE(backward.ok());
+  const std::vector<int64_t> work = WorkOf(PlanBackward({&problem, 1}, *backward, {false}));
+  constexpr size_t kSms = 132;
+  ASSERT_GT(work.size(), kSms);
+  std::vector<int64_t> ends(kSms);
+  for (const int64_t of : work) *std::min_element(ends.begin(), ends.end()) += of;
+  const int64_t all = std::accumulate(work.begin(), work.end(), int64_t{0});
+  EXPECT_LE(*std::max_element(ends.begin(), ends.end()) * int64_t{kSms}, all * 21 / 20);
+}
+
 TEST(LaunchPlan, CutLinesAreRunsOfProblemsOfTheirOwn) {
   Problem p = Longformer(16384);
   const Problem* problem = &p;

@@ -1,9 +1,9 @@
 // ColumnSumsKernel: gradients of biases and norms (ColumnSumsDesc): sums over rows of kSumColumns
 // columns a block. A thread sums a stretch of kSumStretch rows, four columns of it where rows are
 // whole groups of four, else one; one warp adds the stretches of a part in order to those of the
-// parts before in its block of rows, and the sum of a block of rows to what stands there. Parts are
-// summed side by side. Where each is a block of rows, the last one to be done adds all of them, in
-// their order; else they take turns to add. So calls cut at blocks of rows give the bits of one.
+// parts before in its block of rows. Parts are summed side by side; those of a block of rows take
+// turns to add. The last block of rows to be done adds all blocks' sums, in their order, to what
+// stands there. So calls cut at blocks of rows give the bits of one.
 #pragma once
 
 #include "kernels/dense/norm.h"
@@ -32,12 +32,7 @@ struct ColumnSumsKernel {
       SumStretches<true>(d, part, at.thread, shared);
     }
     ptx::SyncThreads();
-    if (warp != 0) return;
-    if (SumPartsOfBlock(d) == 1) {
-      AddTogether(d, part, column, lane, shared);
-    } else {
-      AddInTurn(d, part, column, lane, shared);
-    }
+    if (warp == 0) AddPart(d, part, column, lane, shared);
   }
 
  private:
@@ -45,9 +40,9 @@ struct ColumnSumsKernel {
     float sum = 0, weight_sum = 0;
   };
   struct Part {
-    int group, number;
-    int64_t begin, end;  // rows
-    bool begins_block, ends_block, is_last;
+    int group, row_block, within;  // the part's number in its block of rows
+    int64_t begin, end;            // rows
+    bool ends_block;
     ATTN_HD int Stretches() const {
       return static_cast<int>((end - begin + kSumStretch - 1) / kSumStretch);
     }
@@ -56,11 +51,12 @@ struct ColumnSumsKernel {
   ATTN_HD static Part PartOf(const ColumnSumsDesc& d, int block) {
     const int groups = SumGroups(d), of_block = SumPartsOfBlock(d);
     const int number = block / groups, within = number % of_block;
-    const int64_t of_rows = number / of_block * d.block_rows;
+    const int row_block = number / of_block;
+    const int64_t of_rows = row_block * d.block_rows;
     const int64_t block_end = of_rows + d.block_rows < d.rows ? of_rows + d.block_rows : d.rows;
     const int64_t begin = of_rows + int64_t{within} * kSumMostRows;
     const int64_t end = begin + kSumMostRows < block_end ? begin + kSumMostRows : block_end;
-    return {block % groups, number, begin, end, within == 0, end == block_end, end == d.rows};
+    return {block % groups, row_block, within, begin, end, end == block_end};
   }
 
   // Tells whether rows are whole groups of four numbers, as those of d.in.
@@ -190,83 +186,69 @@ struct ColumnSumsKernel {
     return before;
   }
 
-  // Adds the parts of a column by one warp; each part is a block of rows.
-  ATTN_HD static void AddTogether(const ColumnSumsDesc& d, const Part& part, int column, int lane,
-                                  Shared& shared) {
-    const Sums own = SumOfStretches(part, lane, shared, d.weight_sums != nullptr, Sums());
-    const auto parts = static_cast<int>(SumParts(d));
-    if (parts == 1) {
-      if (column < d.columns && d.sums != nullptr) Add(d.sums + column, own.sum);
-      if (column < d.columns && d.weight_sums != nullptr) {
-        Add(d.weight_sums + column, own.weight_sum);
-      }
-      return;
-    }
-    if (column < d.columns) {
-      float* place = d.carries + part.number * PartStride(d) + column;
-      ptx::StoreGlobalFloat(place, own.sum);
-      if (d.weight_sums != nullptr) ptx::StoreGlobalFloat(place + d.columns, own.weight_sum);
-    }
-    ptx::SyncWarp();
-    const bool is_last = lane == 0 && ptx::AddAcquireRelease(d.turns + part.group, 1) == parts - 1;
-    if (!ptx::VoteAny(is_last)) return;
-    if (column < d.columns) {
-      if (d.sums != nullptr) AddParts(d, parts, d.carries + column, d.sums + column);
-      if (d.weight_sums != nullptr) {
-        AddParts(d, parts, d.carries + d.columns + column, d.weight_sums + column);
-      }
-    }
-    if (lane == 0) ptx::StoreRelease(d.turns + part.group, 0);
-  }
-  ATTN_HD static int64_t PartStride(const ColumnSumsDesc& d) {
-    return int64_t{d.weight_sums != nullptr ? 2 : 1} * d.columns;
-  }
-  ATTN_HD static void AddParts(const ColumnSumsDesc& d, int parts, const float* from, float* to) {
-    constexpr int kTogether = 8;
-    const int64_t stride = PartStride(d);
-    float sum = ptx::LoadGlobalFloat(to);
-    for (int first = 0; first < parts; first += kTogether) {
-      float of_part[kTogether];
-#pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        of_part[n] = first + n < parts ? ptx::LoadGlobalFloat(from + (first + n) * stride) : 0;
-      }
-#pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        if (first + n < parts) sum = ptx::Add(sum, of_part[n]);
-      }
-    }
-    ptx::StoreGlobalFloat(to, sum);
-  }
-
-  // Adds a part by one warp, when its turn comes.
-  ATTN_HD static void AddInTurn(const ColumnSumsDesc& d, const Part& part, int column, int lane,
-                                Shared& shared) {
-    if (part.number != 0) {
+  // Adds a part by one warp.
+  ATTN_HD static void AddPart(const ColumnSumsDesc& d, const Part& part, int column, int lane,
+                              Shared& shared) {
+    const bool of_norm = d.weight_sums != nullptr, is_there = column < d.columns;
+    int32_t* const done = d.turns + part.group;
+    int32_t* const turn = done + int64_t{1 + part.row_block} * SumGroups(d);
+    float* const carry = d.carries + part.row_block * SumsOfBlock(d) + column;
+    Sums sums;
+    if (part.within != 0) {
       if (lane == 0) {
-        while (ptx::LoadAcquire(d.turns + part.group) != part.number) {
+        while (ptx::LoadAcquire(turn) != part.within) {
         }
       }
       ptx::SyncWarp();
-    }
-    if (column < d.columns) {
-      Sums block;
-      if (!part.begins_block) {
-        block = {ptx::LoadGlobalFloat(d.carries + column),
-                 ptx::LoadGlobalFloat(d.carries + d.columns + column)};
-      }
-      block = SumOfStretches(part, lane, shared, d.weight_sums != nullptr, block);
-      if (part.ends_block) {
-        if (d.sums != nullptr) Add(d.sums + column, block.sum);
-        if (d.weight_sums != nullptr) Add(d.weight_sums + column, block.weight_sum);
-      } else {
-        ptx::StoreGlobalFloat(d.carries + column, block.sum);
-        ptx::StoreGlobalFloat(d.carries + d.columns + column, block.weight_sum);
+      if (is_there) {
+        sums = {ptx::LoadGlobalFloat(carry), of_norm ? ptx::LoadGlobalFloat(carry + d.columns) : 0};
       }
     }
-    if (part.number == 0 && part.is_last) return;
+    sums = SumOfStretches(part, lane, shared, of_norm, sums);
+    if (SumParts(d) == 1) {
+      if (is_there && d.sums != nullptr) Add(d.sums + column, sums.sum);
+      if (is_there && of_norm) Add(d.weight_sums + column, sums.weight_sum);
+      return;
+    }
+    if (is_there) {
+      ptx::StoreGlobalFloat(carry, sums.sum);
+      if (of_norm) ptx::StoreGlobalFloat(carry + d.columns, sums.weight_sum);
+    }
     ptx::SyncWarp();
-    if (lane == 0) ptx::StoreRelease(d.turns + part.group, part.is_last ? 0 : part.number + 1);
+    const auto row_blocks = static_cast<int>(SumRowBlocks(d));
+    bool is_last = false;
+    if (lane == 0) {
+      if (!part.ends_block || part.within != 0) {
+        ptx::StoreRelease(turn, part.ends_block ? 0 : part.within + 1);
+      }
+      is_last = part.ends_block && ptx::AddAcquireRelease(done, 1) == row_blocks - 1;
+    }
+    if (!ptx::VoteAny(is_last)) return;
+    if (is_there) {
+      const float* const first = d.carries + column;
+      if (d.sums != nullptr) AddBlocks(d, row_blocks, first, d.sums + column);
+      if (of_norm) AddBlocks(d, row_blocks, first + d.columns, d.weight_sums + column);
+    }
+    if (lane == 0) ptx::StoreRelease(done, 0);
+  }
+  ATTN_HD static void AddBlocks(const ColumnSumsDesc& d, int row_blocks, const float* from,
+                                float* to) {
+    constexpr int kTogether = 8;
+    const int64_t stride = SumsOfBlock(d);
+    float sum = ptx::LoadGlobalFloat(to);
+    for (int first = 0; first < row_blocks; first += kTogether) {
+      float of_block[kTogether];
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        of_block[n] =
+            first + n < row_blocks ? ptx::LoadGlobalFloat(from + (first + n) * stride) : 0;
+      }
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        if (first + n < row_blocks) sum = ptx::Add(sum, of_block[n]);
+      }
+    }
+    ptx::StoreGlobalFloat(to, sum);
   }
 
   ATTN_HD static void Add(float* to, float sum) {

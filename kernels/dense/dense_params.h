@@ -85,7 +85,7 @@ struct NormChain {
   const NumbersStep* steps;
   int32_t count;
 };
-// Vectors of `count` numbers end to end, a warp each. Forward: out = y. Backward: out = dx, and
+// Vectors of `count` numbers end to end, NormLanes each. Forward: out = y. Backward: out = dx, and
 // statistics.
 struct NormDesc {
   DenseTensor x, weight, bias, dy, out;
@@ -101,14 +101,21 @@ struct NormDesc {
   DenseTensor in;
   NormChain before, after;
   int32_t whole;  // as NumbersDesc's, of chains too, where weight and bias are float32
+  int32_t lanes;  // NormLanes
 };
-inline constexpr int32_t kNormThreads = 256, kNormVectorsOfBlock = kNormThreads / 32;
+inline constexpr int32_t kNormThreads = 256;
+// Lanes of a warp that have columns of a vector, so that warps have whole vectors, all of them.
+constexpr int32_t NormLanes(int32_t count, int64_t vectors) {
+  int32_t lanes = 8;
+  while (lanes < 32 && (count > lanes * 8 || vectors % (32 / lanes) != 0)) lanes *= 2;
+  return lanes;
+}
 
 // sums[n] += Σ in(row, n), and of norms also weight_sums[n] += Σ in(row, n)·normalised(row, n): in
 // blocks of block_rows rows, those in stretches of kSumStretch. A block of threads has 32 columns
-// of one of SumParts, all columns of the first part first. Where a part is a block of rows the last
-// one to be done adds them all; else later ones wait for their turn. A launch has some of these,
-// one after the other.
+// of one of SumParts, all columns of the first part first. Of a block of rows later parts wait for
+// their turn, and the last block to be done adds them all. A launch has some of these, one after
+// the other.
 struct ColumnSumsDesc {
   DenseTensor in;   // [rows, columns]
   int32_t operand;  // numbers are rounded to it first
@@ -119,29 +126,37 @@ struct ColumnSumsDesc {
   DenseTensor x;             // as in; of norms
   const DenseStatistics* statistics;
   int32_t round_element;
-  int32_t* turns;  // [SumGroups], zero before and after
-  // [2, columns]: sums of a block's parts so far; or of each part [parts, columns], of norms
-  // [parts, 2, columns].
-  float* carries;
+  int32_t* turns;  // [SumTurns], zero before and after
+  float* carries;  // [SumCarries]: sums of each block of rows so far
   int32_t blocks;  // of threads: SumBlocks
 };
-inline constexpr int32_t kSumColumns = 32, kSumStretch = 32, kSumThreads = 256, kSumMostRows = 4096;
+inline constexpr int32_t kSumColumns = 32, kSumStretch = 32, kSumThreads = 256, kSumMostRows = 2048;
 constexpr int32_t SumGroups(const ColumnSumsDesc& d) {
   return (d.columns + kSumColumns - 1) / kSumColumns;
 }
 constexpr int32_t SumPartsOfBlock(const ColumnSumsDesc& d) {
   return static_cast<int32_t>((d.block_rows + kSumMostRows - 1) / kSumMostRows);
 }
+constexpr int64_t SumRowBlocks(const ColumnSumsDesc& d) {
+  return (d.rows + d.block_rows - 1) / d.block_rows;
+}
 constexpr int64_t SumParts(const ColumnSumsDesc& d) {
   return d.rows / d.block_rows * SumPartsOfBlock(d) +
          (d.rows % d.block_rows + kSumMostRows - 1) / kSumMostRows;
 }
-
 constexpr int64_t SumBlocks(const ColumnSumsDesc& d) { return SumParts(d) * SumGroups(d); }
-// Numbers of `carries`.
+// Of each group of columns, how many blocks of rows are done, and of each of these, where it has
+// several parts, whose turn it is.
+constexpr int64_t SumTurns(const ColumnSumsDesc& d) {
+  return SumGroups(d) * (SumPartsOfBlock(d) > 1 ? 1 + SumRowBlocks(d) : 1);
+}
+// The sums that a block of rows leaves, side by side.
+constexpr int64_t SumsOfBlock(const ColumnSumsDesc& d) {
+  return int64_t{d.weight_sums != nullptr ? 2 : 1} * d.columns;
+}
+// A single part adds its sums at once.
 constexpr int64_t SumCarries(const ColumnSumsDesc& d) {
-  const int64_t of_part = (d.weight_sums != nullptr ? 2 : 1) * int64_t{d.columns};
-  return SumPartsOfBlock(d) > 1 ? 2 * int64_t{d.columns} : SumParts(d) * of_part;
+  return SumParts(d) > 1 ? SumRowBlocks(d) * SumsOfBlock(d) : 0;
 }
 
 // heads [rows, head_count, dim]: the pairs of `count` angles turned in place, a thread for each row

@@ -1,5 +1,5 @@
 // NormKernel: layer and RMS normalisation of vectors that lie end to end, and its gradient, a warp
-// a vector (NormDesc).
+// a vector, or a part of one where vectors are short (NormDesc).
 //   mean = Σx/n (RMS: 0)   rstd = 1/√(Σ(x − mean)²/n + ε)   ν = (x − mean)·rstd
 //   y = round(ν)·(w + offset) + b
 //   dn = dy·(w + offset)   dx = (dn − Σdn/n − ν·Σ(dn·ν)/n)·rstd   (RMS: without Σdn/n)
@@ -26,10 +26,11 @@ struct NormKernelOf {
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
     const NormDesc& d = *static_cast<const NormDesc*>(params.dense);
-    const int64_t vector = int64_t{at.block} * kNormVectorsOfBlock + (at.thread >> 5);
+    const int lanes = d.lanes;
+    const int64_t vector = (int64_t{at.block} * kNormThreads + at.thread) / lanes;
     if (vector >= d.vectors) return;
     const auto run = [&](auto how) {
-      const Columns<decltype(how)> columns(d, vector, at.thread & 31);
+      const Columns<decltype(how)> columns(d, vector, at.thread & (lanes - 1));
       // One place for both chains: two would be twice the code, and its registers.
 #pragma unroll 1
       for (int side = 0; side < 2; ++side) {
@@ -120,8 +121,12 @@ struct NormKernelOf {
     Backward(d, columns, s);
   }
 
-  ATTN_HD static float OverLanes(float sum) {
-    for (int mask = 16; mask > 0; mask >>= 1) sum = ptx::Add(sum, ptx::ShuffleXor(sum, mask));
+  // Lanes of a warp that has no more columns would add zeros.
+  ATTN_HD static float OverLanes(float sum, int lanes) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask >>= 1) {
+      if (mask < lanes) sum = ptx::Add(sum, ptx::ShuffleXor(sum, mask));
+    }
     return sum;
   }
 
@@ -131,6 +136,7 @@ struct NormKernelOf {
   ATTN_HD static DenseStatistics Statistics(const NormDesc& d, const Columns& columns) {
     const DenseTensor of_x = d.x;
     const auto count = static_cast<float>(d.count);
+    const int lanes = d.lanes;
     const float epsilon = d.epsilon;
     float mean = 0;
     if (d.is_centred != 0) {
@@ -143,7 +149,7 @@ struct NormKernelOf {
           if (n < left) sum = ptx::Add(sum, x[n]);
         }
       });
-      mean = ptx::Divide(OverLanes(sum), count);
+      mean = ptx::Divide(OverLanes(sum, lanes), count);
     }
     float squares = 0;
     columns.ForEach([&](int column, int left) {
@@ -155,7 +161,7 @@ struct NormKernelOf {
         if (n < left) squares = ptx::Fma(away, away, squares);
       }
     });
-    const float variance = ptx::Divide(OverLanes(squares), count);
+    const float variance = ptx::Divide(OverLanes(squares, lanes), count);
     return {mean, ptx::Divide(1, ptx::SquareRoot(ptx::Add(variance, epsilon)))};
   }
 
@@ -190,6 +196,7 @@ struct NormKernelOf {
     const DenseTensor of_x = d.x, of_dy = d.dy, weight = d.weight, out = d.out;
     const float offset = d.weight_offset;
     const auto count = static_cast<float>(d.count);
+    const int lanes = d.lanes;
     const bool adds = d.add != 0, is_centred = d.is_centred != 0;
     float sum = 0, along = 0;
     columns.ForEach([&](int column, int left) {
@@ -205,8 +212,8 @@ struct NormKernelOf {
         along = ptx::Fma(dn, Normalised(s, x[n]), along);
       }
     });
-    const float of_mean = is_centred ? ptx::Divide(OverLanes(sum), count) : 0;
-    const float of_along = ptx::Divide(OverLanes(along), count);
+    const float of_mean = is_centred ? ptx::Divide(OverLanes(sum, lanes), count) : 0;
+    const float of_along = ptx::Divide(OverLanes(along, lanes), count);
     columns.ForEach([&](int column, int left) {
       Numbers x, dy, factors;
       columns.Load(of_x, column, left, x);

@@ -1,9 +1,12 @@
 #include "kernels/cuda/layout/tile_work.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
+#include <queue>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "attention/score_rule.h"
 #include "kernels/rules/mask_words.h"
@@ -50,9 +53,25 @@ OrderedTiles Ordered(const std::vector<SizedTile>& tiles) {
   return ordered;
 }
 
+constexpr int64_t kSms = 132;  // of the largest GPU
+
+// Returns the work of the block that ends last, where each takes the next tile when it is free.
+int64_t LongestBlock(absl::Span<const SizedTile> tiles, int64_t blocks) {
+  std::priority_queue<int64_t, std::vector<int64_t>, std::greater<>> ends;
+  for (int64_t block = 0; block < blocks; ++block) ends.push(0);
+  int64_t last = 0;
+  for (const SizedTile& tile : tiles) {
+    const int64_t end = ends.top() + tile.work;
+    ends.pop();
+    ends.push(end);
+    last = std::max(last, end);
+  }
+  return last;
+}
+
 // Most work first in a group, and of groups those with the longest tiles, so that none is left for
 // the end.
-void PutMostWorkFirst(std::vector<SizedTile>& tiles) {
+void PutMostWorkFirstInGroups(std::vector<SizedTile>& tiles) {
   std::vector<int64_t> longest(tiles.empty() ? 0 : tiles.back().group + 1);
   for (const SizedTile& tile : tiles) {
     longest[tile.group] = std::max(longest[tile.group], tile.work);
@@ -63,15 +82,33 @@ void PutMostWorkFirst(std::vector<SizedTile>& tiles) {
   });
 }
 
+// Of few tiles the last group's longest would begin late: all are one group then, if the launch
+// ends sooner by more than the L2 spares.
+void PutMostWorkFirst(std::vector<SizedTile>& tiles, int64_t blocks) {
+  constexpr int64_t kFew = 4;  // times what all blocks do in the longest tile's time
+  PutMostWorkFirstInGroups(tiles);
+  int64_t all = 0, longest = 0;
+  for (const SizedTile& tile : tiles) {
+    all += tile.work;
+    longest = std::max(longest, tile.work);
+  }
+  if (all >= kFew * blocks * longest) return;
+  std::vector<SizedTile> in_one = tiles;
+  std::stable_sort(in_one.begin(), in_one.end(),
+                   [](const SizedTile& a, const SizedTile& b) { return a.work > b.work; });
+  if (LongestBlock(tiles, blocks) * 10 > LongestBlock(in_one, blocks) * 11) {
+    tiles = std::move(in_one);
+  }
+}
+
 // Under masks a tile may be many times longer than others: one that would still be at work after
 // them begins before its group, just in time.
-void BeginInTime(std::vector<SizedTile>& tiles, int blocks_per_sm) {
-  constexpr int64_t kSms = 132;  // of the largest GPU
+void BeginInTime(std::vector<SizedTile>& tiles, int64_t blocks) {
   int64_t all = 0, before = 0;
   for (const SizedTile& tile : tiles) all += tile.work;
   std::vector<std::pair<int64_t, size_t>> begins(tiles.size());
   for (size_t n = 0; n < tiles.size(); ++n) {
-    begins[n] = {std::min(before, all - tiles[n].work * kSms * blocks_per_sm), n};
+    begins[n] = {std::min(before, all - tiles[n].work * blocks), n};
     before += tiles[n].work;
   }
   std::sort(begins.begin(), begins.end());
@@ -134,8 +171,9 @@ struct FoundTiles {
   }
 
   OrderedTiles InOrder(bool has_masks, int blocks_per_sm) && {
-    PutMostWorkFirst(tiles);
-    if (has_masks) BeginInTime(tiles, blocks_per_sm);
+    const int64_t blocks = kSms * blocks_per_sm;
+    PutMostWorkFirst(tiles, blocks);
+    if (has_masks) BeginInTime(tiles, blocks);
     OrderedTiles ordered = Ordered(tiles);
     ordered.merged = std::move(merged);
     return ordered;

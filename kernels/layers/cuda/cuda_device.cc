@@ -337,13 +337,15 @@ void CudaDevice::AddSums(ColumnSumsDesc desc, double flops) {
   }
   LaunchGroup(siblings_);
   static_assert(kGradientBlockRows % kSumStretch == 0);
-  static_assert(kMaxParameterDimension / kSumColumns <= LaunchQueue::kTurns);
-  const int64_t of_part = (desc.weight_sums != nullptr ? 2 : 1) * int64_t{desc.columns} * 4;
-  CHECK(SumPartsOfBlock(desc) == 1 || desc.columns <= LaunchQueue::kStagingBytes / 8);
-  // As many blocks of rows as have room for their sums; one needs none.
+  static_assert(2 * kMaxParameterDimension / kSumColumns <= LaunchQueue::kTurns);
+  CHECK(SumPartsOfBlock(desc) == 1 || SumsOfBlock(desc) * 4 <= LaunchQueue::kStagingBytes);
+  // As many blocks of rows as have room for their sums and turns.
   const int64_t rows = desc.rows;
-  const int64_t blocks = std::max<int64_t>(LaunchQueue::kStagingBytes / of_part, 1);
-  const int64_t most = SumPartsOfBlock(desc) > 1 ? rows : blocks * desc.block_rows;
+  const int64_t blocks =
+      std::max<int64_t>(std::min<int64_t>(LaunchQueue::kStagingBytes / 4 / SumsOfBlock(desc),
+                                          LaunchQueue::kTurns / SumGroups(desc) - 1),
+                        1);
+  const int64_t most = blocks * desc.block_rows;
   for (int64_t first = 0; first < rows; first += most) {
     desc.rows = std::min(most, rows - first);
     if (!sums_.Takes(desc)) LaunchSums();

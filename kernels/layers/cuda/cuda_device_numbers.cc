@@ -92,7 +92,8 @@ void CudaDevice::AddNorm(NormDesc desc, absl::Span<const NumbersStep> steps) {
   const double work = 1 + desc.is_backward + static_cast<double>(steps.size());
   const KernelKind kind =
       desc.whole == kBiasNone ? KernelKind::kDenseAnyNorm : KernelKind::kDenseNorm;
-  queue_.Add(kind, desc, DivideUp(desc.vectors, kNormVectorsOfBlock),
+  desc.lanes = NormLanes(desc.count, desc.vectors);
+  queue_.Add(kind, desc, DivideUp(desc.vectors * desc.lanes, kNormThreads),
              8.0 * work * static_cast<double>(desc.vectors) * desc.count);
 }
 

@@ -27,7 +27,7 @@ std::array<ByteRange, 2> WritesOf(const ColumnSumsDesc& d) {
 }  // namespace
 
 bool SumGroup::Takes(const ColumnSumsDesc& sums) const {
-  return sums_.size() < kMostLaunchedTogether && turns_ + SumGroups(sums) <= LaunchQueue::kTurns &&
+  return sums_.size() < kMostLaunchedTogether && turns_ + SumTurns(sums) <= LaunchQueue::kTurns &&
          (carries_ + SumCarries(sums)) * kFloatBytes <= LaunchQueue::kStagingBytes &&
          !touched_.Meet(ReadsOf(sums), WritesOf(sums));
 }
@@ -37,7 +37,7 @@ void SumGroup::Add(const ColumnSumsDesc& sums, double flops) {
   sums_.push_back(sums);
   touched_.Add(ReadsOf(sums), WritesOf(sums));
   flops_ += flops;
-  turns_ += SumGroups(sums);
+  turns_ += SumTurns(sums);
   carries_ += SumCarries(sums);
 }
 
@@ -46,7 +46,7 @@ std::vector<ColumnSumsDesc> SumGroup::Take(int32_t* turns, float* carries) {
     of.turns = turns;
     of.carries = carries;
     of.blocks = static_cast<int32_t>(SumBlocks(of));
-    turns += SumGroups(of);
+    turns += SumTurns(of);
     carries += SumCarries(of);
   }
   touched_.Clear();

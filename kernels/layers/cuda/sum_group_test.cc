@@ -41,6 +41,22 @@ TEST(SumGroup, GivesEachItsTurnsCarriesAndBlocks) {
   EXPECT_EQ(group.flops(), 0);
 }
 
+// Heads' norms have many vectors a row: a block of rows is several parts, which take turns.
+TEST(SumGroup, GivesPartsOfABlockTurnsOfTheirOwn) {
+  SumGroup group;
+  ColumnSumsDesc heads = SumsAt(1);
+  heads.rows = 3 * 8192 + 1;
+  heads.block_rows = 8192;
+  group.Add(heads, 1);
+  group.Add(SumsAt(30), 1);
+  std::vector<int32_t> turns(64);
+  std::vector<float> carries(4096);
+  const std::vector<ColumnSumsDesc> sums = group.Take(turns.data(), carries.data());
+  EXPECT_EQ(sums[0].blocks, (3 * 4 + 1) * 2);
+  EXPECT_EQ(sums[1].turns, turns.data() + 2 + 4 * 2);
+  EXPECT_EQ(sums[1].carries, carries.data() + 4 * 64);
+}
+
 TEST(SumGroup, TakesWhatAddsToOtherNumbers) {
   SumGroup group;
   group.Add(SumsAt(1), 1);
