@@ -1,12 +1,21 @@
 #include "base/thread_pool.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include "base/check.h"
 
 namespace attnd {
+namespace {
 
-ThreadPool::ThreadPool(int threads) {
+// A third of another thread's weight (sched(7)).
+constexpr int kBackgroundNice = 5;
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads, Priority priority) : threads_(threads), priority_(priority) {
   CHECK(threads >= 1) << threads;
-  for (int thread = 1; thread < threads; ++thread) {
+  for (int thread = priority == Priority::kBackground ? 0 : 1; thread < threads; ++thread) {
     workers_.emplace_back([this, thread] { WorkerMain(thread); });
   }
 }
@@ -25,17 +34,18 @@ void ThreadPool::ParallelFor(int64_t count,
   Loop loop;
   loop.count = count;
   loop.body = &body;
-  if (count > 1 && !workers_.empty()) {
+  const bool is_shared = count > 1 && !workers_.empty();
+  if (is_shared) {
     absl::MutexLock lock(&mutex_);
     loop_ = &loop;
     ++generation_;
   }
-  TakeIndices(loop, /*thread=*/0);
+  if (!is_shared || priority_ != Priority::kBackground) TakeIndices(loop, /*thread=*/0);
   // No worker may enter once the caller has seen them all leave: `loop` lives on this stack.
   absl::MutexLock lock(&mutex_);
-  loop_ = nullptr;
   mutex_.Await(absl::Condition(
-      +[](Loop* l) { return l->running == 0; }, &loop));
+      +[](Loop* l) { return l->next >= l->count && l->running == 0; }, &loop));
+  loop_ = nullptr;
 }
 
 void ThreadPool::TakeIndices(Loop& loop, int thread) {
@@ -45,6 +55,8 @@ void ThreadPool::TakeIndices(Loop& loop, int thread) {
 }
 
 void ThreadPool::WorkerMain(int thread) {
+  // Linux counts threads as processes here.
+  if (priority_ == Priority::kBackground) setpriority(PRIO_PROCESS, gettid(), kBackgroundNice);
   uint64_t seen = 0;
   while (true) {
     Loop* loop = nullptr;

@@ -2,6 +2,10 @@
 // ascending order, so the longest work goes first when the caller sorts it so; nothing about the
 // result may depend on who takes what. ParallelFor may be called from any thread, by one caller at
 // a time (others wait their turn).
+//
+// Threads in the background yield to the process's other threads: of a processor that both want the
+// system gives them a quarter, and others begin sooner (nice(2)). The caller is none of them and
+// waits.
 #pragma once
 
 #include <atomic>
@@ -17,13 +21,15 @@ namespace attnd {
 
 class ThreadPool {
  public:
-  // `threads` ≥ 1 counts the caller, which works too: a pool of one starts no thread.
-  explicit ThreadPool(int threads);
+  enum class Priority { kCallers, kBackground };
+  // `threads` ≥ 1 counts the caller, which works too: a pool of one starts no thread. In the
+  // background all are the pool's.
+  explicit ThreadPool(int threads, Priority priority = Priority::kCallers);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+  int threads() const { return threads_; }
 
   // Calls body(index, thread) for each index in [0, count) and returns when all have run. `thread`
   // is in [0, threads()) and at most one call at a time has a given value: it picks scratch memory.
@@ -39,6 +45,8 @@ class ThreadPool {
   void WorkerMain(int thread);
   static void TakeIndices(Loop& loop, int thread);
 
+  const int threads_;
+  const Priority priority_;
   absl::Mutex caller_mutex_;  // one ParallelFor at a time
   absl::Mutex mutex_;
   Loop* loop_ ABSL_GUARDED_BY(mutex_) = nullptr;

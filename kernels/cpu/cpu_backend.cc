@@ -127,7 +127,7 @@ class CpuBackend : public Backend {
   explicit CpuBackend(const CpuBackendOptions& options)
       : plans_(options.mask_plans != nullptr ? options.mask_plans : std::make_shared<MaskPlans>()),
         mask_kernel_(options.mask_kernel),
-        pool_(options.threads > 0 ? options.threads : AvailableCpus()),
+        pool_(options.threads > 0 ? options.threads : AvailableCpus(), options.priority),
         scratch_(pool_.threads()) {
     info_.backend = "cpu";
     info_.device = ProcessorName();

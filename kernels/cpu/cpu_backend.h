@@ -17,6 +17,7 @@
 #include <optional>
 
 #include "attention/mask_plans.h"
+#include "base/thread_pool.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/mask_choice.h"
 
@@ -25,6 +26,7 @@ namespace attnd {
 struct CpuBackendOptions {
   int threads = 0;           // 0: AvailableCpus()
   int64_t memory_bytes = 0;  // reported by info(); 0: the machine's physical memory
+  ThreadPool::Priority priority = ThreadPool::Priority::kCallers;  // of the launches' threads
   // Compiled masks, shared with who else asks for plans of its tiles; null: its own.
   std::shared_ptr<MaskPlans> mask_plans;
   // For tests: masks by description go this way or are UNIMPLEMENTED.

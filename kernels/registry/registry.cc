@@ -55,9 +55,7 @@ std::vector<Device> One(Device device) {
 }
 
 std::vector<Device> MakeCpu(const BackendOptions& options) {
-  return One(CpuDeviceOf(
-      MakeCpuBackend({.threads = options.cpu_threads, .mask_plans = options.mask_plans}),
-      options.cpu_threads));
+  return One(CpuDeviceOf({.threads = options.cpu_threads, .mask_plans = options.mask_plans}));
 }
 
 std::vector<Device> MakeReference() {

@@ -42,7 +42,7 @@ double ResidentOf(const Counts& counts, const char* kind) {
 TEST(DaemonModuleMemory, IsToldWithAllThatTheProcessHolds) {
   ServerOptions options = WithMetrics();
   options.modules.memory = {96 * kMiB, 96 * kMiB};
-  Daemon daemon(CpuDeviceOf(MakeCpuBackend({.threads = 1}), 1), options);
+  Daemon daemon(CpuDeviceOf({.threads = 1}), options);
   const Counts counts(daemon);
   ModuleCaller caller(daemon.NewChannel());
   v1::RegisterModuleResponse registered;
@@ -75,7 +75,7 @@ TEST(DaemonModuleMemory, IsGoneOnceModulesAreReleased) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   ServerOptions options = TestOptions();
   options.modules.memory = {64 * kMiB, 64 * kMiB};
-  Daemon daemon(CpuDeviceOf(MakeCpuBackend({.threads = 1}), 1), options);
+  Daemon daemon(CpuDeviceOf({.threads = 1}), options);
   ModuleCaller caller(daemon.NewChannel());
   int64_t before = 0;
   for (int round = 0; round < kRounds; ++round) {

@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kSteps = 12, kMicroBatches = 4, kRows = 4;
 
-Device Cpu() { return CpuDeviceOf(MakeCpuBackend({.threads = 2}), 2); }
+Device Cpu() { return CpuDeviceOf({.threads = 2}); }
 
 Device ForgetfulDevice() {
   return {MakeCpuBackend({.threads = 2}),

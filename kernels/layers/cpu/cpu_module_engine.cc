@@ -14,6 +14,10 @@ class CpuModuleEngine : public ModuleEngine {
  public:
   CpuModuleEngine(int threads, Backend& attention)
       : workers_(threads > 0 ? threads : AvailableCpus()), attention_(attention) {}
+  CpuModuleEngine(int threads, std::unique_ptr<Backend> attention)
+      : CpuModuleEngine(threads, *attention) {
+    own_attention_ = std::move(attention);
+  }
 
   std::string Name() const override { return "cpu"; }
   absl::Status Supports(const ModuleGraph&) const override { return absl::OkStatus(); }
@@ -34,6 +38,7 @@ class CpuModuleEngine : public ModuleEngine {
  private:
   mutable Workers workers_;  // a plan's device runs nothing
   Backend& attention_;
+  std::unique_ptr<Backend> own_attention_;  // or null
 };
 
 }  // namespace
@@ -42,10 +47,11 @@ std::unique_ptr<ModuleEngine> MakeCpuModuleEngine(int threads, Backend& attentio
   return std::make_unique<CpuModuleEngine>(threads, attention);
 }
 
-Device CpuDeviceOf(std::unique_ptr<Backend> attention, int threads) {
-  Backend& engine = *attention;
-  return {std::move(attention), [threads, &engine](const HoldDeviceMemory&) {
-            return MakeCpuModuleEngine(threads, engine);
+Device CpuDeviceOf(const CpuBackendOptions& options) {
+  return {MakeCpuBackend(options), [options](const HoldDeviceMemory&) {
+            CpuBackendOptions of_modules = options;
+            of_modules.priority = ThreadPool::Priority::kBackground;
+            return std::make_unique<CpuModuleEngine>(options.threads, MakeCpuBackend(of_modules));
           }};
 }
 

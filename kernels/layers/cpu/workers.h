@@ -15,7 +15,9 @@ namespace attnd {
 
 class Workers {
  public:
-  explicit Workers(int threads) : pool_(threads), scratch_(threads * kDenseScratchFloats) {}
+  explicit Workers(int threads)
+      : pool_(threads, ThreadPool::Priority::kBackground),
+        scratch_(threads * kDenseScratchFloats) {}
 
   void Run(DenseProduct product) {
     product.item_rows = DenseItemRows(product, pool_.threads());
