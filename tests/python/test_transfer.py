@@ -5,6 +5,7 @@ torch = pytest.importorskip("torch")
 
 import attnd  # noqa: E402
 import attnd.torch as remote  # noqa: E402
+from attnd import _transfer  # noqa: E402
 from attnd._operator_options import Words  # noqa: E402
 from fake_cuda import DEVICE, FakeCuda  # noqa: E402
 
@@ -90,3 +91,31 @@ def test_tensors_of_different_devices_are_refused(fake):
             assert caught.value.field == field
         with pytest.raises(attnd.InvalidArgument, match="bias: expected a tensor on q's device, cuda:0, got one on cpu"):
             remote.attention(fake.put(q), fake.put(k), fake.put(v), bias=bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_numbers_that_are_raised_to_float16_are_rounded_once(dtype):
+    torch.manual_seed(0)
+    x = (torch.randn(64, 33) * 10.0 ** torch.empty(64, 33).uniform_(-12, 6)).to(dtype)
+    x[0, :3] = torch.tensor([float("nan"), float("inf"), -0.0])
+    for tensor in (x, x.T, x[::2, 1:]):
+        for power in (2.0 ** -70, 0.25, 1.0, 2.0 ** 9, 2.0 ** 100):
+            got, expected = _transfer.raised(tensor, power), (tensor.to(torch.float32) * power).to(torch.float16)
+            assert got.dtype == torch.float16 and torch.equal(got.view(torch.int16), expected.view(torch.int16)), power
+
+
+@pytest.mark.parametrize("numbers", [[-3.0, 2.0], [0.0], [1.0, -float("inf")], [float("nan"), 5.0], [-0.0]])
+def test_the_largest_number_is_the_norm_of_infinite_order(numbers):
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        tensor = torch.tensor(numbers, dtype=dtype)
+        torch.testing.assert_close(_transfer.largest(tensor), float(torch.linalg.vector_norm(tensor, float("inf"))),
+                                   equal_nan=True, rtol=0, atol=0)
+
+
+def test_a_cast_is_a_copy_of_the_same_numbers_and_strides():
+    x = torch.randn(600, 1024)
+    for tensor in (x, x.T, x[::2]):
+        for dtype in (torch.float16, torch.bfloat16, torch.float64):
+            got, expected = _transfer.cast(tensor, dtype), tensor.to(dtype)
+            assert torch.equal(got, expected) and got.stride() == expected.stride()
+    assert _transfer.cast(x, torch.float32) is x

@@ -27,7 +27,7 @@ class Transfer:
     def fetch(self, field: str, tensor: Tensor, to: Optional[torch.dtype] = None) -> Tensor:
         """The tensor on the host, to be read after wait(): itself, or a copy of the same strides. `to`: of this type."""
         if tensor.device.type == "cpu":
-            return tensor.detach().resolve_neg().to(to or tensor.dtype)
+            return cast(tensor.detach().resolve_neg(), to or tensor.dtype)
         if tensor.device.type != "cuda":
             raise wrong_type(field, "a tensor on the CPU or a CUDA device", tensor)
         once = _without_broadcast(tensor.detach()).to(to or tensor.dtype)
@@ -52,6 +52,32 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
         bits = torch.from_numpy(_memory.empty(shape, _INTEGERS[dtype.itemsize]))
         return bits.view(dtype)
     return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
+
+
+def cast(tensor: Tensor, to: torch.dtype) -> Tensor:
+    """The tensor, or on the host a copy of the same strides, of this type, in memory of results that are gone."""
+    if tensor.dtype == to or tensor.device.type != "cpu" or not tensor.is_contiguous() or to.itemsize not in _INTEGERS:
+        return tensor.to(to)
+    return empty(tensor.shape, to, tensor.device).copy_(tensor)
+
+
+def largest(tensor: Tensor) -> float:
+    """The largest of its absolute numbers, of which there is one at least; NaN where one is. Tens of times as fast as
+    torch's norm."""
+    low, high = torch.aminmax(tensor.detach())
+    return max(-float(low), float(high))
+
+
+def raised(tensor: Tensor, power: float) -> Tensor:
+    """The tensor times a power of two in float16, rounded once, without float32 between."""
+    tensor = tensor.detach()
+    if power == 1:
+        return cast(tensor, torch.float16)
+    if tensor.dtype not in (torch.float16, torch.bfloat16):
+        tensor = tensor.to(torch.float32)
+    if tensor.device.type != "cpu":
+        return torch.mul(tensor, power, out=torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device))
+    return torch.mul(tensor, power, out=empty(tensor.shape, torch.float16, tensor.device))
 
 
 def send(host: Tensor, device: torch.device) -> Tensor:

@@ -36,7 +36,7 @@ from ._operator_options import (ELEMENTS, LAYOUTS, Numbers, Words, check_precisi
 from ._problem import Causal, Layout, Precision, resolve_window
 from ._replacement import Replacement
 from ._residual import Residual
-from ._transfer import Transfer, empty, send
+from ._transfer import Transfer, cast, empty, largest, raised, send
 from .client import Client, ConnectOptions, ConnectPrecision
 from .client import connect as _connect
 from .errors import InvalidArgument, Unimplemented, brief, reworded, wrong
@@ -402,7 +402,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Opti
     note(result.captured)
     lse = torch.from_numpy(result.lse)
     copies = None if q.device.type == "cpu" else _Copies(host, o, lse)
-    return send(o, q.device).to(q.dtype), send(lse, q.device), _stand_in(result.residual, copies)
+    return cast(send(o, q.device), q.dtype), send(lse, q.device), _stand_in(result.residual, copies)
 
 
 @_forward.register_fake
@@ -427,9 +427,9 @@ def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, resi
         copies = _Copies(inputs, transfer.fetch("o", o, wire), transfer.fetch("lse", lse))
     factor = 1.0
     if wire == torch.float16 and d_o.dtype == torch.float32 and d_o.numel():
-        factor = lift(max(float(torch.linalg.vector_norm(d, math.inf)) for d in (d_o, d_lse) if d is not None))
+        factor = lift(max(largest(d) for d in (d_o, d_lse) if d is not None))
         if factor != 1:
-            d_o, d_lse = d_o * factor, None if d_lse is None else d_lse * factor
+            d_o, d_lse = raised(d_o, factor), None if d_lse is None else d_lse * factor
     host_d_o, host_d_lse = transfer.fetch("dout", d_o, wire), transfer.fetch_if("dlse", d_lse)
     made = [_empty_result(tensor, options, tensor.shape[-1]) for tensor in (q, k, v)]
     transfer.wait()
@@ -442,7 +442,7 @@ def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, resi
                                 dlse=None if host_d_lse is None else _bits("dlse", host_d_lse),
                                 bias_grad=want_bias_gradient, residual=None if kept is None else kept.residual,
                                 out=(out[0], out[1], out[2]), **chosen)
-    d_q, d_k, d_v = [send(tensor, q.device).to(q.dtype) for tensor in made]
+    d_q, d_k, d_v = [cast(send(tensor, q.device), q.dtype) for tensor in made]
     d_bias, d_sink = _empty_gradients(q, bias if want_bias_gradient else None, sink)
     if g.dbias is not None and bias is not None:
         d_bias = send(torch.from_numpy(g.dbias), q.device).to(bias.dtype)

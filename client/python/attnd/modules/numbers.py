@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import _native
 from .._arrays import Tensor as Bits
-from .._transfer import Transfer, send
+from .._transfer import Transfer, cast, send
 
 __all__ = ["bits_of", "digest", "host", "own", "tensor_of"]
 
@@ -28,7 +28,7 @@ def bits_of(tensor: Tensor, element: str) -> Bits:
 
 def tensor_of(array: Any, element: str, to: torch.dtype, device: torch.device) -> Tensor:
     made = torch.from_numpy(array.view("i2")).view(torch.bfloat16) if element == "bf16" else torch.from_numpy(array)
-    return send(made, device).to(to)
+    return cast(send(made, device), to)
 
 
 def own(tensor: Tensor) -> Tensor:

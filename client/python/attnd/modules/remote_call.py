@@ -2,13 +2,13 @@
 such calls, one layer's output into the next, at once."""
 from __future__ import annotations
 
-import math
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
+from .._transfer import largest, raised
 from ..errors import FailedPrecondition
 from .calls import StackCall
 from .deferred import Deferred
@@ -101,9 +101,9 @@ class Run:
         stack, module, call, element, power = self.stack, self.module, self.call, self.module.layout.element, 1.0
         if element == "f16":
             adds = trained and stack._options.server_optimizer
-            largest = float(torch.linalg.vector_norm(dy, math.inf))
-            power = stack.choose_power(largest, adds) if turn is None else turn.choose_power(stack, largest)
-            dy = dy.to(torch.float32) * power
+            most = largest(dy)
+            power = stack.choose_power(most, adds) if turn is None else turn.choose_power(stack, most)
+            dy = raised(dy, power)
         rows = call.enter(dy)
         dx = module.backward(bits_of(rows[0] if call.cu_seqlens is not None else rows, element), self.activations,
                              want_dx=self.wants_dx, weight_gradients=trained, turn=0 if turn is None else turn.number,
@@ -119,7 +119,8 @@ class Run:
 def _lowered(array: Any, element: str, power: float, to: torch.dtype, device: torch.device) -> Tensor:
     if power == 1:
         return tensor_of(array, element, to, device)
-    return (tensor_of(array, element, torch.float32, device) / power).to(to)
+    wide = to if to == torch.float16 else torch.float32
+    return tensor_of(array, element, wide, device).div_(power).to(to)
 
 
 class Part:
