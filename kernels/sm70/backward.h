@@ -110,12 +110,10 @@ struct BackwardKernel {
     return kSharesRows ? 2 + (chunk & 1) + (chunk & 2) * 2 : chunk;
   }
   static constexpr int kShiftOfP = kProbabilityShift;
-  ATTN_HD static float ScoreMultiplier(const ProblemDesc& p) { return Rule::Multiplier(p); }
   ATTN_HD static float GradientMultiplier(const ProblemDesc& p) {
     return PowerOfTwo(-kShiftOfP) * DropoutPolicy::Factor(p);
   }
   using Slot = StepSlot<kPairBytes, kStepRows>;
-  static constexpr int kScalesAt = kPairBytes + 2 * kStepRows * 4;  // in a slot
   static constexpr int kSlotBytes = sizeof(Slot);
   struct alignas(128) Shared {
     uint4 k[kKeys * kChunks];  // and dS, where rows share lines
@@ -125,10 +123,11 @@ struct BackwardKernel {
     uint4 partial[kSplit == 1 ? 1 : 8 * 64];                // a warp's half of scores
     uint4 slopes[kSplit == 1 ? 1 : 8 * (kHandBytes / 16)];  // softcap's derivative, placed as P
     Descriptors descriptors;
-    // The factors of dQ of the last steps' rows: upper halves of powers of two.
-    uint16_t factors[kFixedPoint ? kFactorRounds : 1][kRoundRows];
-    float watch;     // 0; NaN where sums of dQ have a second integer
-    int exponent;    // of two, by which dS of the last step was multiplied
+    // The factors of dQ of the last steps' rows, in the order of DqLayout::FactorAt.
+    float factors[kFixedPoint ? kFactorRounds : 1][kRoundRows];
+    float watch;       // 0; NaN where sums of dQ have a second integer
+    int gains_differ;  // from tile to tile of rows
+    int gains[kKeptGains];
     int left_out;    // whether K held an infinity or NaN
     int non_finite;  // whether rows of Q or dO may (rules/non_finite_rows.h); not of listed visits
     typename Visits::Ring visits;
@@ -142,6 +141,8 @@ struct BackwardKernel {
     const SequenceDesc& sequence;
     int batch, kv_head, first_key;
     Visits visits;
+    HeadGains gains;
+    float multiplier;  // of the raw products of this role
     int thread;
     int role;  // 0: P and dV, 1: dS and dK; by a vote, so that the compiler
                // knows warps do not part
@@ -156,8 +157,8 @@ struct BackwardKernel {
   };
 
   ATTN_HD static void PutFactor(Shared& shared, int step, int row, float factor) {
-    uint16_t* of_step = shared.factors[0] + step % (kFactorRounds * kRoundSteps) * kStepRows;
-    ptx::StoreShared16(of_step + row, ptx::FloatBits(factor) >> 16);
+    float* of_step = shared.factors[0] + step % (kFactorRounds * kRoundSteps) * kStepRows;
+    ptx::StoreSharedFloat(of_step + Dq::FactorAt(row), factor);
   }
   ATTN_HD static char* At(void* base, int offset) { return static_cast<char*>(base) + offset; }
   ATTN_HD static const char* At(const void* base, int offset) {
@@ -228,8 +229,19 @@ struct BackwardKernel {
     KeyRows<BackwardKernel> keys;
     keys.Fetch(problem, sequence, tile.head, first_key, at.thread);
     const int thread = ptx::Keep(at.thread);
-    Work work = {problem,      sequence, tile.batch, tile.head,
-                 first_key,    visits,   thread,     ptx::VoteAny(thread >= kThreads / 2),
+    const HeadGains gains(problem, tile.batch, tile.head);
+    if (at.thread == 0) ptx::StoreShared32(&shared.gains_differ, gains.differ);
+    Work work = {problem,
+                 sequence,
+                 tile.batch,
+                 tile.head,
+                 first_key,
+                 visits,
+                 gains,
+                 thread >= kThreads / 2 ? GradientMultiplier(problem) * PowerOfTwo(gains.lowest)
+                                        : Rule::Multiplier(problem),
+                 thread,
+                 ptx::VoteAny(thread >= kThreads / 2),
                  {thread & 31}};
     Accumulate(work, keys, shared);
   }
@@ -312,7 +324,7 @@ struct BackwardKernel {
   ATTN_HD static void Accumulate(Work& work, const KeyRows<BackwardKernel>& keys, Shared& shared) {
     StepStager<BackwardKernel> stager(work);
     stager.Bring(work);
-    stager.Fetch(work);
+    stager.FetchFirst(work, 0, shared);
     if (keys.Put(work.thread, work.sequence.kv_len - work.first_key, StagedKeys(shared),
                  At(shared.k, 0))) {
       ptx::StoreShared32(&shared.left_out, 1);
@@ -320,13 +332,13 @@ struct BackwardKernel {
     if (kSlots > 1) stager.Put(work, 0, 0, shared);
     stager.Bring(work);
     ptx::SyncThreads();
-    if (kSlots > 1) stager.Fetch(work);
+    if (kSlots > 1) stager.FetchFirst(work, 1, shared);
     Operand rA;
     LoadOperand(work, shared, rA);
     if (kSlots == 1) {
       ptx::SyncThreads();
       stager.Put(work, 0, 0, shared);
-      stager.Fetch(work);
+      stager.FetchFirst(work, 1, shared);
     }
     Sums sums;
     Clear(sums);
@@ -337,6 +349,7 @@ struct BackwardKernel {
     const int rounds = work.visits.rounds();
     ptx::SyncThreads();
     if constexpr (kSmall) {
+      if (work.gains.differ && work.role == 1) TakeGain<BackwardKernel>(work, 0, shared);
 #pragma unroll 1
       for (int round = 0; round < rounds; ++round) {
         work.visits.Advance(round, work.thread);
@@ -351,6 +364,7 @@ struct BackwardKernel {
         ptx::SyncThreads();  // dS is there, and the next step
         // Longer rows have one slot, which leaves room for one more block an SM.
         if (kSlots == 1) stager.Put(work, 0, round + 1, shared);
+        if (work.gains.differ) TakeGains(work, round + 1, stager, shared, sums);
         stager.Fetch(work);
         dq.Add(work, round, places, shared);
         if (kSlots == 1) ptx::SyncThreads();
@@ -372,10 +386,13 @@ struct BackwardKernel {
         }
         step.place.Bring(work.visits, step.at);
         stager.Bring(work);
+        // From shared memory, and not waited for yet: in a register it would cost the loop 2 %.
+        const uint32_t gains_differ = ptx::LoadShared32(&shared.gains_differ);
         stager.Put(work, put, round * kRoundSteps + n + 1, shared);
         step.Advance();
         put = StepState::NextSlot(put);
         if (work.role == 0) ptx::SyncThreads();
+        if (gains_differ) TakeGains(work, round * kRoundSteps + n, stager, shared, sums);
         stager.Fetch(work);
         if (n == work.role && round > 0) {
           dq.Add(work, round - 1, places, shared);
@@ -386,8 +403,17 @@ struct BackwardKernel {
     }
     Finish(work, shared, sums);
   }
+  // Where gains differ, between two steps: `next` is the second role's.
+  ATTN_HD static void TakeGains(Work& work, int next, StepStager<BackwardKernel>& stager,
+                                Shared& shared, Sums& sums) {
+    if (work.role == 1) {
+      const float factor = TakeGain<BackwardKernel>(work, next, shared);
+      if (ptx::VoteAny(factor != 1)) Multiply(factor, sums);
+    }
+    stager.TakeGain(work, next + (kSmall ? 1 : 2), shared);
+  }
   ATTN_HD static void Finish(const Work& work, const Shared& shared, const Sums& sums) {
-    WriteKeyGradients(work, shared, sums);
+    WriteKeyGradients(work, sums);
     if (ptx::LoadShared32(&shared.left_out)) QueryGradient<BackwardKernel>::MarkNonFiniteKeys(work);
   }
 
@@ -412,9 +438,6 @@ struct BackwardKernel {
       if (kStoresPLate ? non_finite : ptx::VoteAny(non_finite)) LeaveOut(work, step, shared);
     }
     const uint32_t mask = Masked(work, step, here);
-    const float2 scales =
-        ptx::LoadSharedFloat2(At(shared.slots, step.slot + kScalesAt + work.role * 8));
-    if (ptx::VoteAny(scales.y != 1)) Multiply(scales.y, sums);  // the gain changes: rare
 #pragma unroll 1
     for (int group = 0; group < kGroups; ++group) {
       const int slot = step.slot + group * kGroupRows * kRowBytes;
@@ -439,7 +462,7 @@ struct BackwardKernel {
         rows[k] = ptx::LoadSharedFloat2(
             At(shared.slots, step.slot + places.row + (group * kGroupRows + k * 8) * 4));
       }
-      Subtract(scales.x, rows, rS);
+      Subtract(work.multiplier, rows, rS);
       uint32_t words[kKeyTiles][4];   // [k step][key], pairs of queries
       uint32_t marked[kKeyTiles][4];  // the same of P, dropped scores by their sign
       if (work.role == 0) {
@@ -678,14 +701,14 @@ struct BackwardKernel {
   }
 
   // ---- dK, dV.
-  ATTN_HD static void WriteKeyGradients(const Work& work, const Shared& shared, const Sums& sums) {
+  ATTN_HD static void WriteKeyGradients(const Work& work, const Sums& sums) {
     const ProblemDesc& p = work.problem;
     const SequenceDesc& s = work.sequence;
     const RowTensor t = work.role ? p.d_k : p.d_v;
     const int live_chunks = work.role ? p.qk_chunks : p.v_chunks;
-    const int exponent = static_cast<int>(ptx::LoadShared32(&shared.exponent));
     const GradientWriter writer =
-        work.role ? GradientWriter(p, p.scale * (1.0f + kTruncationLoss), p.d_k_exponent - exponent)
+        work.role ? GradientWriter(p, p.scale * (1.0f + kTruncationLoss),
+                                   p.d_k_exponent - GainOfSums<BackwardKernel>(work))
                   : GradientWriter(p, p.dropout_scale, p.d_v_exponent - kProbabilityShift);
     const bool is_run = Rule::kListed && IsRun(p);
     const char* first = RowOf(t, s.batch, work.kv_head, s.kv_begin);

@@ -147,16 +147,31 @@ class QueryGradient {
     }
   }
 
+  // The factors of a lane's rows.
+  struct Factors {
+    uint4 words;
+    ATTN_HD Factors(const Work& work, int round, const Shared& shared) {
+      const SumsAt at(work, 0, 0);  // as if the round began with row 0
+      const int query = Dq::Query(0, at.warp, at.lane);
+      words = ptx::LoadShared128(shared.factors[round % Kernel::kFactorRounds] + (query & 32) +
+                                 Dq::FactorAt(query & 31));
+      if (kPairsKeys && work.lane.column_half()) {
+        words.x = words.z;
+        words.y = words.w;
+      }
+    }
+    ATTN_HD float Of(int n) const {
+      const uint32_t low = Dq::Set(n) ? words.z : words.x, high = Dq::Set(n) ? words.w : words.y;
+      return ptx::BitsFloat(n & 2 ? high : low);
+    }
+  };
   ATTN_HD void AddSums(const Work& work, int round, int part, const Shared& shared,
                        float (&rQ)[kSums / 8][8]) const {
     float* to = to_ + part * kPartFloats;
     if constexpr (Kernel::kFixedPoint) {
-      const uint16_t* factors = shared.factors[round % Kernel::kFactorRounds];
-      const SumsAt at(work, 0, part);  // as if the round began with row 0
+      const Factors factors(work, round, shared);
 #pragma unroll
-      for (int n = 0; n < kSums; ++n) {
-        rQ[n >> 3][n & 7] *= ptx::BitsFloat(ptx::LoadShared16(factors + at.Query(n)) << 16);
-      }
+      for (int n = 0; n < kSums; ++n) rQ[n >> 3][n & 7] *= factors.Of(n);
       AddFixedPoint(work, part, to, shared, rQ);
     } else {
 #pragma unroll

@@ -34,6 +34,10 @@ struct DqLayout {
     if (!kWide) return Chunk(warp, lane) * 8 + (n & 4) + in_quad;
     return (Chunk(warp, lane) + (n >> 2 & 1)) * 8 + (n >> 3 & 1) * 4 + in_quad;
   }
+  // The place of a row's factor among those of 32: a lane's four rows lie side by side.
+  ATTN_HD static constexpr int FactorAt(int row) {
+    return (row & 16) | (row & 4) << 1 | (row & 1) << 2 | (row & 8) >> 2 | (row & 2) >> 1;
+  }
   // First chunk of K that this lane's column half multiplies; bit 2 by the half, so that loads do
   // not conflict.
   ATTN_HD static int Chunk(int warp, Lane lane) {

@@ -13,9 +13,40 @@ template <int kPairBytes, int kStepRows>
 struct alignas(128) StepSlot {
   uint4 tiles[kPairBytes / 16];  // Q, then dO
   float rows[2][kStepRows];      // stabiliser of P, then delta·gain
-  // The factors of each role: of its raw products, and before them of its sums.
-  alignas(16) float scales[2][2];
 };
+
+// Gains (rules/gradient_scale.h): where the tiles of a KV head share one, as nearly always, the
+// loop does nothing about them. Where they differ, the first step of each tile (a round) looks its
+// gain up before it is fetched, and leaves it in shared memory for the second role, which turns to
+// it two steps later.
+inline constexpr int kKeptGains = 4;
+
+// The gain of the tile of rows that a step is in. kNoGain where there is no step either.
+template <class Kernel>
+ATTN_HD int GainOfStep(const typename Kernel::Work& work, const typename Kernel::Cursor& at) {
+  const ProblemDesc& p = work.problem;
+  const int row = at.template Read<Kernel::kStepRows>(work.visits).row;
+  const int head = at.template Head<Kernel::kStepRows>(work.visits);
+  if (row >= work.sequence.q_len || head >= work.visits.first_head() + p.group) return kNoGain;
+  return GainOfTile(p, work.batch, head, row / kDqBlockRows);
+}
+// The gain of the last step that the second role worked on.
+template <class Kernel>
+ATTN_HD int GainOfSums(const typename Kernel::Work& work) {
+  return FloatExponent(work.multiplier) - FloatExponent(Kernel::GradientMultiplier(work.problem));
+}
+// The second role turns to the n-th step. Returns by what it has to multiply its sums.
+template <class Kernel>
+ATTN_HD float TakeGain(typename Kernel::Work& work, int step,
+                       const typename Kernel::Shared& shared) {
+  if (step % Kernel::kRoundSteps != 0) return 1;
+  const int gain =
+      static_cast<int>(ptx::LoadShared32(&shared.gains[step / Kernel::kRoundSteps % kKeptGains]));
+  const int before = GainOfSums<Kernel>(work);
+  if (gain == kNoGain) return 1;  // a tile whose dS is 0 has the gain before it
+  work.multiplier = Kernel::GradientMultiplier(work.problem) * PowerOfTwo(gain);
+  return PowerOfTwo(MinInt(MaxInt(gain - before, -126), 126));
+}
 
 template <class Kernel>
 struct StepStager {
@@ -27,8 +58,8 @@ struct StepStager {
   static constexpr int kRowsAPass = kThreads / kChunks, kPasses = kStepRows / kRowsAPass;
   static constexpr int kVectors = Kernel::kVectors, kVectorPasses = Kernel::kVectorPasses;
   uint4 q[kPasses], d_o[kPasses];
-  float value[kVectorPasses];         // of one row: stabiliser, delta or factor of dQ
-  int next_gain = kNoGain, gain = 0;  // of its tile of rows; of the last step that had one
+  float value[kVectorPasses];     // of one row: stabiliser, delta or factor of dQ
+  float row_gain[kVectorPasses];  // by which it is multiplied
   const char *from_q, *from_o, *from_rows[kVectorPasses];
   int place;                    // of this thread's chunk in a tile
   int q_pitch, o_pitch;         // bytes from row to row; 0: looked up
@@ -44,6 +75,7 @@ struct StepStager {
         at(work.visits) {
     Clear(work);
     OpenHead(work, at.template Head<kStepRows>(work.visits));
+    SetRowGains(work, work.gains.lowest);
   }
   ATTN_HD static int PitchOf(const RowTensor& t) { return static_cast<int>(t.row_stride * 2); }
   ATTN_HD void Clear(const Work& work) {
@@ -76,6 +108,11 @@ struct StepStager {
                                                    head * p.lse_head + s.q_begin);
     }
   }
+  // Fetches the n-th step ahead of the loop.
+  ATTN_HD void FetchFirst(const Work& work, int step, Shared& shared) {
+    if (work.gains.differ) TakeGain(work, step, shared);
+    Fetch(work);
+  }
   // Ahead of Fetch.
   ATTN_HD void Bring(const Work& work) { place_of_fetch.Bring(work.visits, at); }
   ATTN_HD void Fetch(const Work& work) {
@@ -100,7 +137,6 @@ struct StepStager {
     for (int n = 0; n < kVectorPasses; ++n) {
       if (work.thread + n * kThreads < kVectors * kStepRows) FetchRow(work, here.row, n);
     }
-    if (work.thread < kVectors * kStepRows) FetchGain(work, here.row);
     if (at.template Advance<kStepRows>(work.visits, here)) {
       OpenHead(work, at.template Head<kStepRows>(work.visits));
     }
@@ -109,13 +145,24 @@ struct StepStager {
     const int row = first_row + work.thread % kStepRows;
     ptx::LoadConstantFloatIf(value[pass], ptx::Offset(from_rows[pass], row, 4), row < limit);
   }
-  ATTN_HD void FetchGain(const Work& work, int row) {
-    const bool exists = row < limit;
-    const int head = exists ? at.template Head<kStepRows>(work.visits) : 0;
-    uint32_t word = kNoGain;
-    ptx::LoadConstant32If(word, GainsOfHead(work.problem, work.batch, head) + row / kDqBlockRows,
-                          exists);
-    next_gain = static_cast<int>(word);
+  ATTN_HD void SetRowGains(const Work& work, int gain) {
+#pragma unroll
+    for (int n = 0; n < kVectorPasses; ++n) {
+      const int at_thread = work.thread + n * kThreads;
+      row_gain[n] = PowerOfTwo(at_thread < kStepRows       ? 0
+                               : at_thread < 2 * kStepRows ? gain - Kernel::kShiftOfP
+                                                           : -gain);
+    }
+  }
+  // Where gains differ, ahead of Fetch of the n-th step, but after Put of the one before it.
+  ATTN_HD void TakeGain(const Work& work, int step, Shared& shared) {
+    if (step % Kernel::kRoundSteps != 0) return;
+    const int gain = GainOfStep<Kernel>(work, at);
+    if (work.thread == 0) {
+      ptx::StoreShared32(&shared.gains[step / Kernel::kRoundSteps % kKeptGains],
+                         static_cast<uint32_t>(gain));
+    }
+    if (gain != kNoGain) SetRowGains(work, gain);
   }
   // The n-th step; its factors stay until later steps' take their place (Kernel::PutFactor).
   ATTN_HD void Put(const Work& work, int slot, int step, Shared& shared) {
@@ -127,34 +174,19 @@ struct StepStager {
       ptx::StoreShared128(Kernel::At(shared.slots, slot + Kernel::Second(to, kStepRows) + rows),
                           d_o[n]);
     }
-    if (work.thread < kVectors * kStepRows) PutScales(work, slot, shared);
 #pragma unroll
     for (int n = 0; n < kVectorPasses; ++n) {
       if (work.thread + n * kThreads < kVectors * kStepRows) PutRow(work, slot, step, n, shared);
     }
   }
-  // A tile whose dS is 0 has the gain before it.
-  ATTN_HD void PutScales(const Work& work, int slot, Shared& shared) {
-    const int before = gain;
-    if (next_gain != kNoGain) gain = next_gain;
-    if (work.thread != kStepRows) return;
-    const float of_sums = PowerOfTwo(MaxInt(gain - before, -126));
-    ptx::StoreShared128(
-        Kernel::At(shared.slots, slot + Kernel::kScalesAt),
-        make_uint4(ptx::FloatBits(Kernel::ScoreMultiplier(work.problem)), ptx::FloatBits(1.0f),
-                   ptx::FloatBits(Kernel::GradientMultiplier(work.problem) * PowerOfTwo(gain)),
-                   ptx::FloatBits(of_sums)));
-    ptx::StoreShared32(&shared.exponent, static_cast<uint32_t>(gain));
-  }
   ATTN_HD void PutRow(const Work& work, int slot, int step, int pass, Shared& shared) const {
     char* rows = Kernel::At(shared.slots, slot + Kernel::kPairBytes);
     const int at_thread = work.thread + pass * kThreads;
     if (at_thread < 2 * kStepRows) {
-      const int exponent = at_thread < kStepRows ? 0 : gain - Kernel::kShiftOfP;
-      ptx::StoreSharedFloat(rows + at_thread * 4, value[pass] * PowerOfTwo(exponent));
+      ptx::StoreSharedFloat(rows + at_thread * 4, value[pass] * row_gain[pass]);
     } else {
       Kernel::PutFactor(shared, step, at_thread - 2 * kStepRows,
-                        FixedPoint::RowFactor(value[pass], PowerOfTwo(-gain)));
+                        FixedPoint::RowFactor(value[pass], row_gain[pass]));
     }
   }
 };

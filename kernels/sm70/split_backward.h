@@ -56,12 +56,10 @@ struct SplitBackwardKernel {
   ATTN_HD static constexpr int RowOfThread(int thread) { return thread / kRowChunks; }
   ATTN_HD static constexpr int Second(int place, int rows) { return place + rows * kRowBytes; }
 
-  ATTN_HD static float ScoreMultiplier(const ProblemDesc& p) { return Rule::Multiplier(p); }
   ATTN_HD static float GradientMultiplier(const ProblemDesc& p) {
     return PowerOfTwo(-kShiftOfP) * DropoutPolicy::Factor(p);
   }
   using Slot = StepSlot<kPairBytes, kStepRows>;
-  static constexpr int kScalesAt = kPairBytes + 2 * kStepRows * 4;  // in a slot
   static constexpr int kSlotBytes = sizeof(Slot);
   static constexpr int kHandBytes = kQueryTiles * 1024;  // accumulators of one warp and step
   struct alignas(128) Shared {
@@ -73,7 +71,7 @@ struct SplitBackwardKernel {
     Descriptors descriptors;
     float factors[kFactorSteps][kStepRows];  // of dQ's rows
     int left_out;                            // whether K holds an infinity or NaN
-    int exponent;                            // of two, by which dS of the last step was multiplied
+    int gains[kKeptGains];
     typename Visits::Ring visits;
   };
   static_assert(sizeof(Shared) <= 96 * 1024, "Volta has 96 KiB an SM");
@@ -83,7 +81,9 @@ struct SplitBackwardKernel {
     const SequenceDesc& sequence;
     int batch, kv_head, first_key;
     Visits visits;
-    bool non_finite;  // whether rows of Q or dO may be
+    HeadGains gains;
+    float multiplier;  // of the raw products of this role
+    bool non_finite;   // whether rows of Q or dO may be
     int thread;
     int role;  // 0: P and dV, 1: dS and dK; by a vote, so that the compiler
                // knows warps do not part
@@ -119,17 +119,21 @@ struct SplitBackwardKernel {
     const int first_key = tile.tile * kKeys;
     const int end_key = MinInt(first_key + kKeys, sequence.kv_len);
     const uint32_t* bounds = GradientBounds(problem, tile.batch, tile.head);
+    const HeadGains gains(problem, tile.batch, tile.head);
     const int role = ptx::VoteAny(at.thread >= kThreads / 2);
-    Work work = {problem,
-                 sequence,
-                 tile.batch,
-                 tile.head,
-                 first_key,
-                 Visits(problem, sequence, tile, first_key, end_key, shared.visits),
-                 ptx::LoadConstant32(bounds + kNonFiniteRows) != 0,
-                 at.thread,
-                 role,
-                 {at.thread & 31}};
+    Work work = {
+        problem,
+        sequence,
+        tile.batch,
+        tile.head,
+        first_key,
+        Visits(problem, sequence, tile, first_key, end_key, shared.visits),
+        gains,
+        role ? GradientMultiplier(problem) * PowerOfTwo(gains.lowest) : Rule::Multiplier(problem),
+        ptx::LoadConstant32(bounds + kNonFiniteRows) != 0,
+        at.thread,
+        role,
+        {at.thread & 31}};
     work.visits.Open(at.thread);
     Accumulate(work, shared);
   }
@@ -167,11 +171,8 @@ struct SplitBackwardKernel {
   // ---- The loop.
   ATTN_HD static void Accumulate(Work& work, Shared& shared) {
     StepStager<SplitBackwardKernel> stager(work);
-    const auto fetch = [&] {
-      stager.Bring(work);
-      stager.Fetch(work);
-    };
-    fetch();
+    stager.Bring(work);
+    stager.FetchFirst(work, 0, shared);
     BringKeys(work, shared);
     stager.Put(work, 0, 0, shared);
     Sums sums = {};
@@ -184,18 +185,15 @@ struct SplitBackwardKernel {
       for (int n = 0; n < kRoundSteps; ++n) {
         ptx::SyncThreads();  // this step's rows are there, and all are done with the last one's
         if (n == 0) work.visits.Advance(round, work.thread);
-        fetch();
+        const int step = round * kRoundSteps + n;
+        if (work.gains.differ) TakeGains(work, step, stager, shared, sums);  // rare
+        stager.Bring(work);
+        stager.Fetch(work);
         const auto at = here.template Read<kStepRows>(work.visits);
         const int head = here.template Head<kStepRows>(work.visits);
-        const float2 scales =
-            ptx::LoadSharedFloat2(At(shared.slots, slot + kScalesAt + work.role * 8));
-        if (ptx::VoteAny(scales.y != 1)) {  // the gain changes: rare
-#pragma unroll
-          for (int x = 0; x < kColumnTiles * 8; ++x) sums[x >> 3][x & 7] *= scales.y;
-        }
-        MakePairs(work, at, here, head, slot, scales.x, shared);
+        MakePairs(work, at, here, head, slot, shared);
         ptx::SyncThreads();  // P and dS are there
-        const int next = kSlots == 1 ? 0 : kSlotBytes - slot, step = round * kRoundSteps + n;
+        const int next = kSlots == 1 ? 0 : kSlotBytes - slot;
         if (kSlots > 1) stager.Put(work, next, step + 1, shared);
         if (IsPartial(work, at.visit) && work.non_finite) LeaveOutRows(work, slot, shared);
         const char* tiles = At(shared.slots, slot);
@@ -210,12 +208,22 @@ struct SplitBackwardKernel {
         }
       }
     }
-    ptx::SyncThreads();  // left_out and exponent are there, even without a round
-    WriteKeyGradients(work, static_cast<int>(ptx::LoadShared32(&shared.exponent)), sums);
+    WriteKeyGradients(work, sums);
+    ptx::SyncThreads();  // left_out is there, even without a round
     if (ptx::LoadShared32(&shared.left_out)) {
       work.DqSumsOf(work.warp())
           .MarkNonFiniteKeys(work.visits, work.kv_head, work.first_key, kKeys);
     }
+  }
+  // Ahead of a step, where gains differ.
+  ATTN_HD static void TakeGains(Work& work, int step, StepStager<SplitBackwardKernel>& stager,
+                                Shared& shared, Sums& sums) {
+    if (work.role == 1) {
+      const float factor = TakeGain<SplitBackwardKernel>(work, step, shared);
+#pragma unroll
+      for (int x = 0; x < kColumnTiles * 8; ++x) sums[x >> 3][x & 7] *= factor;
+    }
+    stager.TakeGain(work, step + 1, shared);
   }
   // A block's last keys may lie beyond the sequence.
   template <class Visit>
@@ -230,7 +238,7 @@ struct SplitBackwardKernel {
   // P and dS of a step, in shared memory.
   template <class StepAt>
   ATTN_HD static void MakePairs(const Work& work, const StepAt& at, const Cursor& cursor, int head,
-                                int slot, float multiplier, Shared& shared) {
+                                int slot, Shared& shared) {
     const bool is_cut = IsCut(work, at.visit), partial = IsPartial(work, at.visit);
     const char* tiles = At(shared.slots, slot);
     const uint32_t shown = Shown(work, at, cursor);
@@ -244,7 +252,7 @@ struct SplitBackwardKernel {
       if (Rule::kEveryTile || partial) {
         visible = ApplyRule(work, head, at.row + work.query(), is_cut, shown, slopes, rS);
       }
-      MakeP(work, slot, multiplier, shared, rS);
+      MakeP(work, slot, shared, rS);
       // A row whose lse is NaN must not reach the keys that it does not see.
       if (partial) Hide(visible, rS);
       HandP(work, head, at.row + work.query(), hand, rS);
@@ -252,7 +260,7 @@ struct SplitBackwardKernel {
       StorePairs(work, rS, shared.p);
     } else {
       ptx::BarrierSync(barrier, 2 * kWarpLanes);
-      MakeDs(work, partial, slot, multiplier, hand, slopes, shared, rS);
+      MakeDs(work, partial, slot, hand, slopes, shared, rS);
       StorePairs(work, rS, shared.ds);
     }
   }
@@ -380,8 +388,7 @@ struct SplitBackwardKernel {
     rows[0] = ptx::LoadSharedFloat2(from);
     rows[1] = ptx::LoadSharedFloat2(from + 8 * 4);
   }
-  ATTN_HD static void MakeP(const Work& work, int slot, float multiplier, const Shared& shared,
-                            Scores& rS) {
+  ATTN_HD static void MakeP(const Work& work, int slot, const Shared& shared, Scores& rS) {
 #pragma unroll
     for (int q = 0; q < kQueryTiles; ++q) {
       float2 rows[2];
@@ -389,7 +396,7 @@ struct SplitBackwardKernel {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         const float row = e & 1 ? rows[e >> 2].y : rows[e >> 2].x;
-        rS[q][e] = ptx::Exp2(ptx::Fma(rS[q][e], multiplier, -row));
+        rS[q][e] = ptx::Exp2(ptx::Fma(rS[q][e], work.multiplier, -row));
       }
     }
   }
@@ -418,9 +425,8 @@ struct SplitBackwardKernel {
     }
   }
   // dS of raw products.
-  ATTN_HD static void MakeDs(const Work& work, bool partial, int slot, float multiplier,
-                             const char* hand, const char* slopes, const Shared& shared,
-                             Scores& rS) {
+  ATTN_HD static void MakeDs(const Work& work, bool partial, int slot, const char* hand,
+                             const char* slopes, const Shared& shared, Scores& rS) {
 #pragma unroll
     for (int q = 0; q < kQueryTiles; ++q) {
       float2 rows[2];
@@ -430,7 +436,7 @@ struct SplitBackwardKernel {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         const float delta = e & 1 ? rows[e >> 2].y : rows[e >> 2].x;
-        const float kept = ptx::Fma(rS[q][e], multiplier, -delta);
+        const float kept = ptx::Fma(rS[q][e], work.multiplier, -delta);
         const float difference = DropoutPolicy::Kept(p[e] >> 31, kept, -delta);
         const uint32_t positive = p[e] & 0x7fffffffu;
         rS[q][e] = ptx::BitsFloat(positive) * difference;
@@ -584,14 +590,15 @@ struct SplitBackwardKernel {
   }
 
   // ---- dK, dV.
-  ATTN_HD static void WriteKeyGradients(const Work& work, int exponent, const Sums& sums) {
+  ATTN_HD static void WriteKeyGradients(const Work& work, const Sums& sums) {
     const ProblemDesc& p = work.problem;
     const SequenceDesc& s = work.sequence;
     const RowTensor t = work.role ? p.d_k : p.d_v;
     const int live_chunks = work.role ? p.qk_chunks : p.v_chunks;
     const GradientWriter writer =
-        work.role ? GradientWriter(p, p.scale, p.d_k_exponent - exponent)
-                  : GradientWriter(p, p.dropout_scale, p.d_v_exponent - kShiftOfP);
+        work.role
+            ? GradientWriter(p, p.scale, p.d_k_exponent - GainOfSums<SplitBackwardKernel>(work))
+            : GradientWriter(p, p.dropout_scale, p.d_v_exponent - kShiftOfP);
     const char* first = RowOf(t, s.batch, work.kv_head, s.kv_begin);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
