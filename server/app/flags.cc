@@ -122,9 +122,8 @@ void AddEngine(CLI::App& app, ServerOptions& o, RawFlags& raw) {
       ->group(group);
   app.add_option(
          "--fusion", raw.fusion,
-         "bound: ops of a layer share a GPU kernel where data sheets say that it is faster; "
-         "measured: where it is, which takes up to 3 seconds when layers of other sizes are first "
-         "registered; off: none do. No result depends on it. Set off to compare.")
+         "which ops of a layer share a GPU kernel (equal results): off, bound (estimated), "
+         "measured (within 3 s, when first registered). Set off to compare.")
       ->capture_default_str()
       ->check(CLI::IsMember({"off", "bound", "measured"}))
       ->group(group);
@@ -134,7 +133,7 @@ void AddEngine(CLI::App& app, ServerOptions& o, RawFlags& raw) {
          "Empty: never. Set it where callers and network are trusted.")
       ->group(group);
   app.add_option("--kernel_cache", o.kernel_cache,
-                 "folder for kernels that are compiled at run time, and for what --fusion=measured "
+                 "folder for kernels that are compiled at run time, and for what --fusion measured "
                  "finds. Empty: ~/.cache/attnd. Set it in containers without a home directory.")
       ->group(group);
 }

@@ -159,7 +159,7 @@ TEST_P(ModuleConformance, SearchesGiveTheBitsOfSingleOpsWhateverTimesSay) {
   const FusedResults single =
       RunCut(*attention_, fixture, Recompute::kNone, SingleOpsOf(fixture.graph()));
   EXPECT_TRUE(single.HasBitsOf(RunIn(*engine, fixture, Recompute::kPointwise)));
-  EXPECT_GT(search->totals().samples, 8);
+  EXPECT_GT(engine->Searches().samples, 8);
 }
 
 // All that a search can find for products of these columns and depths.
@@ -196,8 +196,8 @@ TEST_P(ModuleConformance, KeptPlansGiveTheBitsOfSingleOps) {
         MakeCudaModuleEngine(*attention_, {.search = search});
     const FusedResults single = RunCut(*attention_, fixture, Recompute::kNone, SingleOpsOf(graph));
     EXPECT_TRUE(single.HasBitsOf(RunIn(*engine, fixture, Recompute::kNone))) << name;
-    EXPECT_EQ(search->totals().cached_blocks, 1) << name;
-    EXPECT_EQ(search->totals().samples, 0) << name;
+    EXPECT_EQ(engine->Searches().kept_blocks, 1) << name;
+    EXPECT_EQ(engine->Searches().samples, 0) << name;
   }
 }
 

@@ -69,6 +69,10 @@ class CudaModuleEngine : public ModuleEngine {
     return instance;
   }
 
+  SearchTotals Searches() const override {
+    return options_.search == nullptr ? SearchTotals() : options_.search->totals();
+  }
+
  private:
   absl::Status Search(ExecutorInstance& instance, CudaDevice& gpu, const ModuleLimits& limits) {
     ASSIGN_OR_RETURN(PlanSearch::Choice choice,

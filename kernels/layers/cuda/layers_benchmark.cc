@@ -411,9 +411,9 @@ class Runner {
   template <class Make>
   void PrintSearch(const Model& model, const PlanSearch& search, const Make& make) {
     make();
-    const PlanSearch::Totals first = search.totals();
+    const SearchTotals first = search.totals();
     make();
-    const PlanSearch::Totals second = search.totals();
+    const SearchTotals second = search.totals();
     std::printf("%s %ld x %ld  search: %ld samples in %.3f s; of a second module %ld samples\n",
                 model.name, static_cast<long>(model.batch), static_cast<long>(model.length),
                 static_cast<long>(first.samples), first.seconds,

@@ -339,7 +339,7 @@ absl::StatusOr<PlanSearch::Choice> PlanSearch::Choose(const ModuleGraph& graph,
   const RowCounts rows = RowsOf(limits);
   Choice choice = {CutsOf(Fusion::kBound, graph, rows, rates_), {RowsBucket(rows.input), {}}};
   const absl::MutexLock lock(&measuring_);
-  Totals took;
+  SearchTotals took;
   std::unique_ptr<SegmentBench> bench;
   std::optional<PartSampler> sampler;
   for (size_t block = 0; block < choice.blocks.size(); ++block) {
@@ -347,7 +347,7 @@ absl::StatusOr<PlanSearch::Choice> PlanSearch::Choose(const ModuleGraph& graph,
     const std::string key = KeyOf(graph, static_cast<int64_t>(block), limits);
     std::optional<BlockChoice> of_block = Kept(graph, static_cast<int64_t>(block), key);
     if (of_block.has_value()) {
-      ++took.cached_blocks;
+      ++took.kept_blocks;
     } else {
       if (bench == nullptr) {
         ASSIGN_OR_RETURN(bench, make_bench());
@@ -364,7 +364,7 @@ absl::StatusOr<PlanSearch::Choice> PlanSearch::Choose(const ModuleGraph& graph,
   }
   if (bench != nullptr) RETURN_IF_ERROR(bench->Finish());
   const absl::MutexLock of_totals(&mutex_);
-  totals_.cached_blocks += took.cached_blocks;
+  totals_.kept_blocks += took.kept_blocks;
   totals_.searched_blocks += took.searched_blocks;
   if (sampler.has_value()) {
     totals_.samples += sampler->samples();
@@ -373,7 +373,7 @@ absl::StatusOr<PlanSearch::Choice> PlanSearch::Choose(const ModuleGraph& graph,
   return choice;
 }
 
-PlanSearch::Totals PlanSearch::totals() const {
+SearchTotals PlanSearch::totals() const {
   const absl::MutexLock lock(&mutex_);
   return totals_;
 }

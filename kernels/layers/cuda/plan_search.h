@@ -24,6 +24,7 @@
 #include "kernels/layers/cuda/plan_cache.h"
 #include "kernels/layers/cuda/product_tuning.h"
 #include "modules/graph.h"
+#include "modules/module_engine.h"
 #include "modules/plan.h"
 #include "modules/segments/scheme.h"
 
@@ -94,11 +95,6 @@ absl::StatusOr<BlockChoice> SearchBlock(PartSampler& sampler, const ModuleGraph&
 
 class PlanSearch {
  public:
-  struct Totals {
-    int64_t cached_blocks = 0, searched_blocks = 0;
-    int64_t samples = 0;
-    double seconds = 0;
-  };
   struct Choice {
     std::vector<BlockEnds> blocks;
     ProductTuning tuning;
@@ -118,7 +114,7 @@ class PlanSearch {
   // One module at a time is measured. Errors: the bench's.
   absl::StatusOr<Choice> Choose(const ModuleGraph& graph, const ModuleLimits& limits,
                                 const MakeBench& make_bench);
-  Totals totals() const;
+  SearchTotals totals() const;
   // Names the plan of one block in the cache.
   std::string KeyOf(const ModuleGraph& graph, int64_t block, const ModuleLimits& limits) const;
 
@@ -133,7 +129,7 @@ class PlanSearch {
   const PartSampler::Now now_;
   absl::Mutex measuring_;  // held by the module that is measured
   mutable absl::Mutex mutex_;
-  Totals totals_ ABSL_GUARDED_BY(mutex_);
+  SearchTotals totals_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace attnd

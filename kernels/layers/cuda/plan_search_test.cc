@@ -240,7 +240,7 @@ TEST_F(PlanSearchTest, MeasuresNothingTwice) {
   EXPECT_EQ(again.blocks[0].backward, found.blocks[0].backward);
   EXPECT_EQ(again.tuning.products, found.tuning.products);
   EXPECT_EQ(again.tuning.rows_bucket, 512);
-  EXPECT_EQ(second.totals().cached_blocks, 1);
+  EXPECT_EQ(second.totals().kept_blocks, 1);
   EXPECT_EQ(second.totals().samples, 0);
 
   // Other rows, elements, GPUs.
