@@ -51,7 +51,7 @@ class FakeBench final : public SegmentBench {
   }
   bool trains() const override { return trains_; }
   absl::Status Finish() override {
-    is_finished_ = true;
+    if (finished_ != nullptr) ++*finished_;
     return absl::OkStatus();
   }
 
@@ -61,7 +61,7 @@ class FakeBench final : public SegmentBench {
   std::function<double()> lies_;
   int runs_ = 0;
   double clock_ = 0;
-  bool is_finished_ = false;
+  int* finished_ = nullptr;  // counts them
 
  private:
   double CostOf(Direction direction, const OpSegment& segment) const {
@@ -201,6 +201,25 @@ TEST(SearchBlock, EndsWithALegalPlanWhateverTimesSay) {
   }
 }
 
+TEST(ProductTuning, IsOfCallsOfItsRowsAlone) {
+  const ProductTuning tuning = {
+      512, {{kSizedProduct, {.small = true}}, {kWeightGradient, {.gradient_columns = 128}}}};
+  const auto of = [&](int32_t rows, int32_t depth) {
+    return tuning.Of(KernelKind::kProductRowsRows, {.rows = rows, .columns = 768, .depth = depth});
+  };
+  EXPECT_EQ(of(512, 768).small, true);
+  EXPECT_EQ(of(257, 768).small, true);
+  EXPECT_EQ(of(256, 768), ProductChoice());
+  EXPECT_EQ(of(513, 768), ProductChoice());
+  EXPECT_EQ(of(512, 769), ProductChoice());
+  // Rows of a call are a gradient's depth.
+  ProductDesc gradient = {.rows = 768, .columns = 3072, .depth = 400};
+  EXPECT_EQ(tuning.Of(KernelKind::kProductDepthDepth, gradient).gradient_columns, 128);
+  EXPECT_EQ(tuning.Of(KernelKind::kProductRowsDepth, gradient), ProductChoice());
+  gradient.depth = 1000;
+  EXPECT_EQ(tuning.Of(KernelKind::kProductDepthDepth, gradient), ProductChoice());
+}
+
 class PlanSearchTest : public testing::Test {
  protected:
   PlanSearchTest() { std::filesystem::remove_all(folder_); }
@@ -212,6 +231,7 @@ class PlanSearchTest : public testing::Test {
                         ++benches_;
                         auto bench = std::make_unique<FakeBench>();
                         bench->small_ = 0.9;
+                        bench->finished_ = &finished_;
                         bench->joined_ = {{{Direction::kForward, 3}, 50}};
                         return bench;
                       });
@@ -221,7 +241,7 @@ class PlanSearchTest : public testing::Test {
   std::shared_ptr<PlanCache> Cache() const { return std::make_shared<PlanCache>(folder_); }
 
   const std::string folder_ = absl::StrCat(testing::TempDir(), "/plan_search");
-  int benches_ = 0;
+  int benches_ = 0, finished_ = 0;
 };
 
 TEST_F(PlanSearchTest, MeasuresNothingTwice) {
@@ -254,6 +274,7 @@ TEST_F(PlanSearchTest, MeasuresNothingTwice) {
   PlanSearch without("gpu", kSearchedGpu, nullptr);
   Choose(without, Bert(), 512);
   EXPECT_EQ(benches_, 5);
+  EXPECT_EQ(finished_, 5);
 }
 
 TEST_F(PlanSearchTest, MeasuresAgainWhatIsKeptAndNotLegal) {
