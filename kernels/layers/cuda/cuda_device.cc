@@ -185,12 +185,15 @@ void CudaDevice::LaunchGroup(ProductGroup& group) {
     flops += waiting.flops;
   }
   if (product_log_ != nullptr) {
-    std::vector<ProductKey>& keys = product_log_->groups.emplace_back();
-    for (const ProductDesc& p : plain) keys.push_back(KeyOf(kernel.kind, p));
+    ProductLog::Group& logged = product_log_->groups.emplace_back();
+    for (const ProductDesc& p : plain) logged.keys.push_back(KeyOf(kernel.kind, p));
   }
   if (kernel.kind == KernelKind::kProductDepthDepth) {
     const GradientItems of = ItemsOf(plain, engine_.device().multiprocessors(),
                                      tuning_.Of(kernel.kind, plain[0]).gradient_columns);
+    if (product_log_ != nullptr) {
+      product_log_->groups.back().gradient_columns = of.products[0].cut.tile_columns;
+    }
     int32_t* turns = queue_.turns() + 1;
     for (size_t n = 0; n < products.size(); ++n) {
       const GradientCut& cut = of.products[n].cut;

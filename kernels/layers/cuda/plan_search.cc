@@ -18,24 +18,17 @@
 namespace attnd {
 namespace {
 
-constexpr double kMargin = 0.02;      // that a candidate has to win
-constexpr double kLeastRound = 0.01;  // of all time, that a round of candidates has to win
+constexpr double kMargin = 0.02;  // that a candidate has to win
 
 // Times that are no numbers never win.
-bool Wins(double candidate, double over) {
-  return candidate >= 0 && candidate < (1 - kMargin) * over && std::isfinite(over);
-}
-
-std::vector<OpSegment> SegmentsOf(const BlockScheme& scheme, Direction direction) {
-  return direction == Direction::kForward ? scheme.forward : scheme.backward;
-}
+bool Wins(double candidate, double over) { return candidate < (1 - kMargin) * over; }
 
 // One part of a layer, and what its products may take instead.
 struct Knob {
   SegmentPart part;
   std::vector<ProductKey> keys;
-  std::vector<ProductChoice> candidates;  // the last one is tried next
-  double gain = 0, bound = 0;             // microseconds: of the last round, of the part at least
+  ProductChoice candidate;  // of all of them
+  double bound = 0;         // microseconds, of the part
 };
 
 class BlockSearch {
@@ -77,7 +70,7 @@ class BlockSearch {
   bool IsProduct(const OpSegment& segment) const {
     return std::holds_alternative<LinearOp>(ops_[order_.ops[segment.first]].kind);
   }
-  absl::Status Try(Knob& knob);
+  absl::Status Try(const Knob& knob);
   double BoundOf(const SegmentPart& part) const;
 
   PartSampler& sampler_;
@@ -138,7 +131,7 @@ double BlockSearch::BoundOf(const SegmentPart& part) const {
 
 absl::Status BlockSearch::AddKnobs(Direction direction, const std::vector<OpSegment>& segments,
                                    std::vector<Knob>& knobs) {
-  std::map<ProductKey, SegmentPart> parts;  // all segments with such a product
+  std::vector<std::pair<OpSegment, ProductKey>> wide;  // products in wide tiles
   std::set<ProductKey> sized;
   for (const OpSegment& segment : segments) {
     if (!IsProduct(segment)) continue;
@@ -146,34 +139,31 @@ absl::Status BlockSearch::AddKnobs(Direction direction, const std::vector<OpSegm
     ASSIGN_OR_RETURN(const ProductLog log, sampler_.bench().ProductsOf(alone));
     for (const auto& [key, is_small] : log.sized) {
       if (!sized.insert(key).second) continue;
-      knobs.push_back({.part = alone, .keys = {key}, .candidates = {{.small = !is_small}}});
+      knobs.push_back({.part = alone, .keys = {key}, .candidate = {.small = !is_small}});
     }
-    for (const std::vector<ProductKey>& group : log.groups) {
-      const auto [found, is_new] = parts.try_emplace(group.front(), PartOf(direction, {}));
-      found->second.segments.push_back(segment);
+    for (const ProductLog::Group& group : log.groups) {
+      if (group.gradient_columns == 0) wide.emplace_back(segment, group.keys.front());
     }
   }
   // Groups form where segments follow each other.
   const SegmentPart all = PartOf(direction, segments);
   ASSIGN_OR_RETURN(const ProductLog log, sampler_.bench().ProductsOf(all));
   std::set<std::vector<ProductKey>> groups;
-  for (const std::vector<ProductKey>& group : log.groups) {
-    if (!groups.insert(group).second) continue;
-    if (group.front().kind == KernelKind::kProductDepthDepth) {
-      knobs.push_back({.part = all,
-                       .keys = {group.front()},
-                       .candidates = {{.gradient_columns = kNarrowGradientColumns},
-                                      {.gradient_columns = kWideGradientColumns}}});
-    } else if (group.size() > 1) {
-      Knob knob = {.part = PartOf(direction, {}), .keys = group, .candidates = {{.apart = true}}};
-      for (const OpSegment& segment : segments) {
-        const bool is_in = std::any_of(group.begin(), group.end(), [&](const ProductKey& key) {
-          const auto found = parts.find(key);
-          return found != parts.end() &&
-                 std::any_of(found->second.segments.begin(), found->second.segments.end(),
-                             [&](const OpSegment& of) { return of.first == segment.first; });
-        });
-        if (is_in) knob.part.segments.push_back(segment);
+  for (const ProductLog::Group& group : log.groups) {
+    if (!groups.insert(group.keys).second) continue;
+    if (group.gradient_columns != 0) {
+      const int32_t other = group.gradient_columns == kWideGradientColumns ? kNarrowGradientColumns
+                                                                           : kWideGradientColumns;
+      knobs.push_back(
+          {.part = all, .keys = {group.keys.front()}, .candidate = {.gradient_columns = other}});
+    } else if (group.keys.size() > 1) {
+      const auto first =
+          std::search(wide.begin(), wide.end(), group.keys.begin(), group.keys.end(),
+                      [](const auto& product, const auto& key) { return product.second == key; });
+      if (first == wide.end()) continue;
+      Knob knob = {.part = PartOf(direction, {}), .keys = group.keys, .candidate = {.apart = true}};
+      for (size_t n = 0; n < group.keys.size(); ++n) {
+        knob.part.segments.push_back(first[static_cast<int64_t>(n)].first);
       }
       knobs.push_back(std::move(knob));
     }
@@ -181,51 +171,34 @@ absl::Status BlockSearch::AddKnobs(Direction direction, const std::vector<OpSegm
   return absl::OkStatus();
 }
 
-absl::Status BlockSearch::Try(Knob& knob) {
-  const ProductChoice candidate = knob.candidates.back();
+absl::Status BlockSearch::Try(const Knob& knob) {
   ProductTuning with = tuning_;
   for (const ProductKey& key : knob.keys) {
     ProductChoice& of = with.products[key];
-    if (candidate.small.has_value()) of.small = candidate.small;
-    if (candidate.gradient_columns != 0) of.gradient_columns = candidate.gradient_columns;
-    of.apart = of.apart || candidate.apart;
+    if (knob.candidate.small.has_value()) of.small = knob.candidate.small;
+    if (knob.candidate.gradient_columns != 0) {
+      of.gradient_columns = knob.candidate.gradient_columns;
+    }
+    of.apart = of.apart || knob.candidate.apart;
   }
   const PartSampler::Candidate both[] = {{knob.part, tuning_}, {knob.part, with}};
   ASSIGN_OR_RETURN(const std::vector<double> took, sampler_.Measure(both));
-  if (took.empty()) return absl::OkStatus();
-  knob.candidates.pop_back();
-  const bool wins = Wins(took[1], took[0]);
-  knob.gain = wins ? took[0] - took[1] : 0;
-  if (wins) tuning_ = std::move(with);
+  if (!took.empty() && Wins(took[1], took[0])) tuning_ = std::move(with);
   return absl::OkStatus();
 }
 
-// Rounds: a candidate of each, those first whose last one won most, at first those that take
-// longest.
+// Those that take longest first.
 absl::Status BlockSearch::ChooseProducts() {
   ASSIGN_OR_RETURN(const BlockScheme scheme, SchemeOf(graph_, block_, choice_.ends));
   std::vector<Knob> knobs;
-  double all = 0;
-  for (Direction direction : {Direction::kForward, Direction::kBackward}) {
-    if (direction == Direction::kBackward && !sampler_.bench().trains()) continue;
-    const std::vector<OpSegment> segments = SegmentsOf(scheme, direction);
-    all += BoundOf(PartOf(direction, segments));
-    RETURN_IF_ERROR(AddKnobs(direction, segments, knobs));
+  RETURN_IF_ERROR(AddKnobs(Direction::kForward, scheme.forward, knobs));
+  if (sampler_.bench().trains()) {
+    RETURN_IF_ERROR(AddKnobs(Direction::kBackward, scheme.backward, knobs));
   }
   for (Knob& knob : knobs) knob.bound = BoundOf(knob.part);
-  for (double gained = all; gained >= kLeastRound * all;) {
-    std::stable_sort(knobs.begin(), knobs.end(), [](const Knob& a, const Knob& b) {
-      return std::tie(b.gain, b.bound) < std::tie(a.gain, a.bound);
-    });
-    gained = 0;
-    for (Knob& knob : knobs) {
-      if (knob.candidates.empty()) continue;
-      if (!sampler_.HasBudgetFor(2)) return absl::OkStatus();
-      RETURN_IF_ERROR(Try(knob));
-      gained += knob.gain;
-    }
-    if (gained == 0) break;
-  }
+  std::stable_sort(knobs.begin(), knobs.end(),
+                   [](const Knob& a, const Knob& b) { return a.bound > b.bound; });
+  for (const Knob& knob : knobs) RETURN_IF_ERROR(Try(knob));
   return absl::OkStatus();
 }
 

@@ -42,10 +42,10 @@ class FakeBench final : public SegmentBench {
     if (part.direction == Direction::kForward) {
       log.sized = {{kSizedProduct, false}};
       // q, k and v.
-      if (part.segments.size() > 1) log.groups = {{kSizedProduct, kSizedProduct, kSizedProduct}};
-      if (part.segments.size() == 1) log.groups = {{kSizedProduct}};
+      const size_t together = part.segments.size() > 1 ? 3 : 1;
+      log.groups = {{std::vector<ProductKey>(together, kSizedProduct), 0}};
     } else {
-      log.groups = {{kWeightGradient, kWeightGradient}};
+      log.groups = {{{kWeightGradient, kWeightGradient}, predicted_columns_}};
     }
     return log;
   }
@@ -59,6 +59,7 @@ class FakeBench final : public SegmentBench {
   std::map<std::pair<Direction, int64_t>, double> joined_;
   double small_ = 1, wide_ = 1, narrow_ = 1, apart_ = 1;  // times as long
   std::function<double()> lies_;
+  int32_t predicted_columns_ = kNarrowGradientColumns;
   int runs_ = 0;
   double clock_ = 0;
   int* finished_ = nullptr;  // counts them
@@ -139,6 +140,10 @@ TEST(SearchBlock, TakesWhatProductsGainBy) {
   EXPECT_EQ(products.at(kSizedProduct), (ProductChoice{.small = true}));
   EXPECT_EQ(products.at(kWeightGradient),
             (ProductChoice{.gradient_columns = kWideGradientColumns}));
+  bench.predicted_columns_ = kWideGradientColumns;
+  bench.narrow_ = 0.7;
+  EXPECT_EQ(Search(bench).choice.products.at(kWeightGradient),
+            (ProductChoice{.gradient_columns = kNarrowGradientColumns}));
   FakeBench apart;
   apart.apart_ = 0.9;
   EXPECT_EQ(Search(apart).choice.products.at(kSizedProduct), (ProductChoice{.apart = true}));

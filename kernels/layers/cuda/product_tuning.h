@@ -52,8 +52,12 @@ struct ProductTuning {
 };
 
 struct ProductLog {
-  std::map<ProductKey, bool> sized;             // products with a choice of tiles: predicted small
-  std::vector<std::vector<ProductKey>> groups;  // in wide tiles, of one launch each
+  struct Group {
+    std::vector<ProductKey> keys;
+    int32_t gradient_columns = 0;  // of tiles, as predicted; 0: no gradients
+  };
+  std::map<ProductKey, bool> sized;  // products with a choice of tiles: predicted small
+  std::vector<Group> groups;         // in wide tiles, of one launch each
 };
 
 }  // namespace attnd

@@ -1,6 +1,7 @@
 // InstanceProbe: runs segments of an instance's layers for who measures them, on the instance's own
 // memory, filled with normal numbers (a GPU that multiplies zeros draws less power, and is faster).
-// Attention is left out. Before the instance's first call: Clear leaves memory as Make did.
+// Attention is left out, since it is the same whatever is chosen: what would be launched before a
+// forward's is. Before the instance's first call: Clear leaves memory as Make did.
 // One thread at a time.
 #pragma once
 
@@ -35,6 +36,7 @@ class InstanceProbe {
  private:
   explicit InstanceProbe(ExecutorInstance& instance);
   absl::Status Fill() const;
+  bool IsAttention(int64_t layer, const OpSegment& segment) const;
   absl::Status RunForward(int64_t layer, const OpSegment& segment) const;
   absl::Status RunBackward(int64_t layer, const OpSegment& segment) const;
   const ExecutorInstance::Kept* KeptOrNull() const { return trains() ? &kept_ : nullptr; }
