@@ -122,7 +122,7 @@ TEST(ProductChoice, CutsTheLastTilesOfGradientsThatAreLaunchedTogether) {
     EXPECT_EQ(items.products[n].count, counts[n]) << n;
   }
   EXPECT_NEAR(items.parts, 2 * 16 + 8.8, 1e-9);
-  // Of the width that was asked for: 24, 168 and 6 tiles.
+  // All take the width that is asked for.
   const GradientItems wide = ItemsOf(products, 132, kWideGradientColumns);
   EXPECT_EQ(wide.products[0].cut.tile_columns, kWideGradientColumns);
   EXPECT_GT(wide.parts, items.parts);
