@@ -271,6 +271,7 @@ absl::StatusOr<std::vector<double>> PartSampler::Measure(absl::Span<const Candid
   std::vector<std::vector<double>> runs(candidates.size());
   for (int run = 0; run < kRuns; ++run) {
     for (size_t n = 0; n < candidates.size(); ++n) {
+      if (seconds() >= budget_.seconds) return std::vector<double>();
       ASSIGN_OR_RETURN(const double seconds,
                        bench_.Seconds(candidates[n].part, candidates[n].tuning, times[n]));
       runs[n].push_back(seconds * 1e6 / times[n]);
