@@ -217,6 +217,13 @@ class ModuleInstance {
   virtual void SetOptimizerStep(int64_t step) = 0;
 };
 
+// Counts what engines that measure how layers run best have measured since the start.
+struct SearchTotals {
+  int64_t kept_blocks = 0, searched_blocks = 0;  // found before and kept; measured
+  int64_t samples = 0;
+  double seconds = 0;
+};
+
 class ModuleEngine {
  public:
   virtual ~ModuleEngine() = default;
@@ -236,6 +243,7 @@ class ModuleEngine {
   virtual absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
       std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
       const EnginePlan& plan) = 0;
+  virtual SearchTotals Searches() const { return {}; }
 };
 
 }  // namespace attnd

@@ -34,6 +34,9 @@ absl::StatusOr<std::vector<Device>> MakeCuda(const BackendOptions& options, std:
   }
   std::vector<Device> devices;
   std::shared_ptr<const Nccl> nccl;
+  std::shared_ptr<PlanCache> plans;
+  if (options.fusion == Fusion::kMeasured)
+    plans = std::make_shared<PlanCache>(options.kernel_cache);
   for (int ordinal : ordinals) {
     ASSIGN_OR_RETURN(auto device,
                      cuda::MakeDriverDevice({.ordinal = ordinal,
@@ -43,7 +46,7 @@ absl::StatusOr<std::vector<Device>> MakeCuda(const BackendOptions& options, std:
     if (devices.empty()) nccl = LoadNccl(options.nccl_library, note);
     devices.push_back(
         GpuDeviceOf(std::make_unique<cuda::CudaBackend>(std::move(device), options.mask_plans),
-                    options.fusion, nccl));
+                    options.fusion, nccl, plans));
   }
   return devices;
 }

@@ -50,18 +50,46 @@ SegmentEnds ShortestScheme(int64_t places, absl::Span<const CostedSegment> segme
   return ends;
 }
 
+std::vector<CostedSegment> BoundCosts(const ModuleGraph& graph, int64_t block, Direction direction,
+                                      const RowCounts& rows, const GpuRates& gpu) {
+  const BlockWork work(graph, block, direction, rows);
+  std::vector<CostedSegment> costs;
+  for (const OpSegment& segment : SegmentMatcher(graph, block, direction).All()) {
+    costs.push_back({segment.first, segment.end, work.Of(segment).Microseconds(gpu)});
+  }
+  return costs;
+}
+
 BlockEnds BoundScheme(const ModuleGraph& graph, int64_t block, const RowCounts& rows,
                       const GpuRates& gpu) {
+  const auto places = static_cast<int64_t>(graph.layout().blocks[block].ops.size());
   const auto best = [&](Direction direction) {
-    const SegmentMatcher matcher(graph, block, direction);
-    const BlockWork work(graph, block, direction, rows);
-    std::vector<CostedSegment> costs;
-    for (const OpSegment& segment : matcher.All()) {
-      costs.push_back({segment.first, segment.end, work.Of(segment).Microseconds(gpu)});
-    }
-    return ShortestScheme(matcher.places(), costs);
+    return ShortestScheme(places, BoundCosts(graph, block, direction, rows, gpu));
   };
   return {best(Direction::kForward), best(Direction::kBackward)};
+}
+
+namespace {
+
+// From the place on.
+void AddSchemes(const SegmentMatcher& matcher, size_t most, SegmentEnds& so_far,
+                std::vector<SegmentEnds>& all) {
+  const int64_t first = so_far.empty() ? 0 : so_far.back();
+  if (first == matcher.places()) return all.push_back(so_far);
+  for (int64_t end = first + 1; all.size() < most && matcher.Match(first, end).ok(); ++end) {
+    so_far.push_back(end);
+    AddSchemes(matcher, most, so_far, all);
+    so_far.pop_back();
+  }
+}
+
+}  // namespace
+
+std::vector<SegmentEnds> AllSchemes(const SegmentMatcher& matcher, size_t most) {
+  std::vector<SegmentEnds> all;
+  SegmentEnds none;
+  AddSchemes(matcher, most, none, all);
+  return all;
 }
 
 std::vector<BlockEnds> CutsOf(Fusion fusion, const ModuleGraph& graph, const RowCounts& rows,

@@ -20,12 +20,20 @@ struct CostedSegment {
 // segments.
 SegmentEnds ShortestScheme(int64_t places, absl::Span<const CostedSegment> segments);
 
+// Every legal segment at its bound.
+std::vector<CostedSegment> BoundCosts(const ModuleGraph& graph, int64_t block, Direction direction,
+                                      const RowCounts& rows, const GpuRates& gpu);
+
+// Every way to cut a block, or the first `most`.
+std::vector<SegmentEnds> AllSchemes(const SegmentMatcher& matcher, size_t most);
+
 // Which ops of a layer run as one kernel. No bit depends on it.
 enum class Fusion : uint8_t {
-  kOff,    // none: op by op
-  kBound,  // what takes the least time by its bound
+  kOff,       // none: op by op
+  kBound,     // what takes the least time by its bound
+  kMeasured,  // what takes the least time where it is measured; else kBound
 };
-// Cuts each block.
+// Cuts each block, without measuring.
 std::vector<BlockEnds> CutsOf(Fusion fusion, const ModuleGraph& graph, const RowCounts& rows,
                               const GpuRates& gpu);
 

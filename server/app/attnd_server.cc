@@ -179,7 +179,7 @@ absl::Status AttndServer::StartModules(const TokenIssuer& issuer) {
       Modules::Deps{staging_, *shared_memory_, *calls_, metrics_, auth_, clock_, log_});
   calls_->SetModuleQueue([this](int device) { return modules_->QueueSeconds(device); });
   server_info_.add_feature("modules");
-  server_info_.add_feature(absl::StrCat("modules_on_", modules_->engine_name()));
+  server_info_.add_feature(absl::StrCat("modules_on_", modules_->engine().Name()));
   return absl::OkStatus();
 }
 

@@ -81,6 +81,15 @@ void AttndServer::SampleModules() {
     const StateRoot* states = modules_->states();
     return states == nullptr ? 0 : static_cast<double>(states->swept());
   });
+  const ModuleEngine& engine = modules_->engine();
+  const auto count = [&](const char* name, SampledMetrics::Labels labels, auto field) {
+    sampled.AddCounter(name, std::move(labels),
+                       [&engine, field] { return static_cast<double>(engine.Searches().*field); });
+  };
+  count("attnd_layer_plans_total", {{"result", "kept"}}, &SearchTotals::kept_blocks);
+  count("attnd_layer_plans_total", {{"result", "measured"}}, &SearchTotals::searched_blocks);
+  count("attnd_layer_plan_samples_total", {}, &SearchTotals::samples);
+  count("attnd_layer_plan_seconds_total", {}, &SearchTotals::seconds);
   using Bytes = ModuleTable::Bytes;
   for (const auto& [kind, bytes] : {std::pair{"weight", &Bytes::weights},
                                     {"optimizer", &Bytes::optimizers},

@@ -122,10 +122,10 @@ void AddEngine(CLI::App& app, ServerOptions& o, RawFlags& raw) {
       ->group(group);
   app.add_option(
          "--fusion", raw.fusion,
-         "bound: ops of a layer share a GPU kernel where that is faster; off: none do. No result "
-         "depends on it. Set off to compare.")
+         "which ops of a layer share a GPU kernel (equal results): off, bound (estimated), "
+         "measured (within 3 s, when first registered). Set off to compare.")
       ->capture_default_str()
-      ->check(CLI::IsMember({"off", "bound"}))
+      ->check(CLI::IsMember({"off", "bound", "measured"}))
       ->group(group);
   app.add_option(
          "--nccl_library", o.nccl_library,
@@ -133,8 +133,8 @@ void AddEngine(CLI::App& app, ServerOptions& o, RawFlags& raw) {
          "Empty: never. Set it where callers and network are trusted.")
       ->group(group);
   app.add_option("--kernel_cache", o.kernel_cache,
-                 "folder for kernels that are compiled at run time. Empty: ~/.cache/attnd. Set it "
-                 "in containers without a home directory.")
+                 "folder for kernels that are compiled at run time, and for what --fusion measured "
+                 "finds. Empty: ~/.cache/attnd. Set it in containers without a home directory.")
       ->group(group);
 }
 
@@ -405,7 +405,9 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   if (o.lend.enabled && o.backend == "auto") o.backend = "cuda";
   o.log_format = raw.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
   o.log_level = ParseSeverity(raw.log_level);
-  o.fusion = raw.fusion == "off" ? Fusion::kOff : Fusion::kBound;
+  o.fusion = raw.fusion == "off"        ? Fusion::kOff
+             : raw.fusion == "measured" ? Fusion::kMeasured
+                                        : Fusion::kBound;
 }
 
 // CLI11 alone reads an empty value, such as an unset variable in a script, as 0, and accepts "nan".

@@ -152,6 +152,7 @@ TEST(Flags, TakeNoValueFromTheNextWord) {
 TEST(Flags, SayWhetherLayersAreFused) {
   EXPECT_EQ(Parse({})->options.fusion, Fusion::kBound);
   EXPECT_EQ(Parse({"--fusion", "off"})->options.fusion, Fusion::kOff);
+  EXPECT_EQ(Parse({"--fusion", "measured"})->options.fusion, Fusion::kMeasured);
   EXPECT_FALSE(Parse({"--fusion", "on"}).ok());
 }
 

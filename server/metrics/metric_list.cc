@@ -184,6 +184,12 @@ constexpr MetricText kMetrics[] = {
      "write; at most --module_state_mib."},
     {"attnd_module_states_swept_total", "counter", "",
      "States deleted after --module_state_days without a registration."},
+    {"attnd_layer_plans_total", "counter", "result",
+     "Blocks of registered layers, with --fusion measured: measured, kept (found before)."},
+    {"attnd_layer_plan_samples_total", "counter", "",
+     "Parts of layers that were measured for these plans."},
+    {"attnd_layer_plan_seconds_total", "counter", "",
+     "Time that registrations took longer for it."},
     {"attnd_steps_total", "counter", "result",
      "Optimizer steps of modules: applied, skipped (not finite, or discarded), replayed (a "
      "retry), refused."},

@@ -51,7 +51,7 @@ class Modules {
           const TokenIssuer& issuer, const LeaseLimits& leases, absl::Duration longest,
           const Deps& deps);
 
-  std::string engine_name() const { return engine_->Name(); }
+  const ModuleEngine& engine() const { return *engine_; }
   ModuleTable& table() { return table_; }
   ModulesService& service() { return service_; }
   double QueueSeconds(int device) const { return calls_.QueueSeconds(device); }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/layers/cuda/cuda_module_engine.h"
 #include "modules/segments/scheme.h"
 #include "modules/segments/segment.h"
@@ -18,11 +19,8 @@ using Blocks = std::vector<BlockEnds>;
 using FusedResults = ReferenceFixture::Results;
 
 // Forward and backward; and once more y of a forward that keeps nothing, which is the same.
-FusedResults RunCut(cuda::CudaBackend& attention, ReferenceFixture& fixture, Recompute mode,
-                    const Blocks& blocks) {
-  const std::unique_ptr<ModuleEngine> engine = MakeCudaModuleEngine(
-      attention, nullptr, [&blocks](const ModuleGraph&, const ModuleLimits&) { return blocks; });
-  EngineUnderTest under_test(*engine, fixture, EngineUnderTest::LimitsOf(fixture, mode));
+FusedResults RunIn(ModuleEngine& engine, ReferenceFixture& fixture, Recompute mode) {
+  EngineUnderTest under_test(engine, fixture, EngineUnderTest::LimitsOf(fixture, mode));
   FusedResults results = under_test.Run(fixture.inputs, fixture.dy);
   const ModuleInputs& inputs = fixture.inputs;
   const ElementType element = fixture.graph().layout().element;
@@ -40,27 +38,21 @@ FusedResults RunCut(cuda::CudaBackend& attention, ReferenceFixture& fixture, Rec
   return results;
 }
 
+FusedResults RunCut(cuda::CudaBackend& attention, ReferenceFixture& fixture, Recompute mode,
+                    const Blocks& blocks) {
+  const std::unique_ptr<ModuleEngine> engine = MakeCudaModuleEngine(
+      attention, {.cut = [&blocks](const ModuleGraph&, const ModuleLimits&) { return blocks; }});
+  return RunIn(*engine, fixture, mode);
+}
+
 Blocks SingleOpsOf(const ModuleGraph& graph) {
   Blocks blocks;
   for (size_t n = 0; n < graph.layout().blocks.size(); ++n) blocks.push_back(SingleOps(graph, n));
   return blocks;
 }
 
-// From the place on.
-void AddSchemes(const SegmentMatcher& matcher, SegmentEnds& so_far, std::vector<SegmentEnds>& all) {
-  const int64_t first = so_far.empty() ? 0 : so_far.back();
-  if (first == matcher.places()) return all.push_back(so_far);
-  for (int64_t end = first + 1; matcher.Match(first, end).ok(); ++end) {
-    so_far.push_back(end);
-    AddSchemes(matcher, so_far, all);
-    so_far.pop_back();
-  }
-}
-std::vector<SegmentEnds> AllSchemes(const ModuleGraph& graph, Direction direction) {
-  std::vector<SegmentEnds> all;
-  SegmentEnds none;
-  AddSchemes(SegmentMatcher(graph, 0, direction), none, all);
-  return all;
+std::vector<SegmentEnds> SchemesOf(const ModuleGraph& graph, Direction direction) {
+  return AllSchemes(SegmentMatcher(graph, 0, direction), 1000);
 }
 
 SegmentEnds RandomScheme(Random& random, const ModuleGraph& graph, int64_t block,
@@ -103,8 +95,8 @@ TEST_P(ModuleConformance, EverySchemeOfABlockGivesTheBitsOfSingleOps) {
   fixture.SetRows({.batch = 1, .length = 9});
   const ModuleGraph& graph = fixture.graph();
   const FusedResults single = RunCut(*attention_, fixture, Recompute::kNone, SingleOpsOf(graph));
-  const std::vector<SegmentEnds> forward = AllSchemes(graph, Direction::kForward);
-  const std::vector<SegmentEnds> backward = AllSchemes(graph, Direction::kBackward);
+  const std::vector<SegmentEnds> forward = SchemesOf(graph, Direction::kForward);
+  const std::vector<SegmentEnds> backward = SchemesOf(graph, Direction::kBackward);
   // Chains of five ops and of three.
   ASSERT_EQ(forward.size(), 64u);
   ASSERT_EQ(backward.size(), 64u);
@@ -152,6 +144,63 @@ TEST_P(ModuleConformance, KnownLayersGiveTheBitsOfSingleOps) {
   }
 }
 
+// Times that lie lead to any plan. What a search leaves in memory is not seen.
+TEST_P(ModuleConformance, SearchesGiveTheBitsOfSingleOpsWhateverTimesSay) {
+  const NamedLayout bert = KnownLayouts(element_).front();
+  ReferenceFixture fixture(bert.layout, 5, Rounding::kElements);
+  fixture.SetRows(KnownRows(bert.layout, 1, 5));
+  const auto search = std::make_shared<PlanSearch>(
+      "emulated", *GpuNamed("h100"), nullptr, PartSampler::Budget{12, 1e9}, [] { return 0.0; });
+  const auto clock = [random = Random(1), now = 0.0](double) mutable {
+    return now += random.Chance(0.02) ? 1e9 : random.Uniform();
+  };
+  const std::unique_ptr<ModuleEngine> engine =
+      MakeCudaModuleEngine(*attention_, {.search = search, .clock = clock});
+  const FusedResults single =
+      RunCut(*attention_, fixture, Recompute::kNone, SingleOpsOf(fixture.graph()));
+  EXPECT_TRUE(single.HasBitsOf(RunIn(*engine, fixture, Recompute::kPointwise)));
+  EXPECT_GT(engine->Searches().samples, 8);
+}
+
+// All that a search can find for products of these columns and depths.
+ProductChoices RandomChoices(Random& random) {
+  ProductChoices choices;
+  for (KernelKind kind : {KernelKind::kProductRowsRows, KernelKind::kProductRowsDepth,
+                          KernelKind::kProductDepthDepth}) {
+    for (int64_t columns : {24, 32, 48, 96, 136, 144}) {
+      for (int64_t other : {24, 32, 48, 96, 136, 144}) {
+        ProductChoice& of = choices[{kind, columns, other}];
+        if (random.Chance(0.7)) of.small = random.Chance(0.5);
+        of.gradient_columns = random.Chance(0.5) ? kWideGradientColumns : kNarrowGradientColumns;
+        of.apart = random.Chance(0.5);
+      }
+    }
+  }
+  return choices;
+}
+
+TEST_P(ModuleConformance, KeptPlansGiveTheBitsOfSingleOps) {
+  Random random(3);
+  const auto cache = std::make_shared<PlanCache>(
+      absl::StrCat(testing::TempDir(), "/kept_plans_", GetParam().name));
+  for (const auto& [name, layout] : KnownLayouts(element_)) {
+    ReferenceFixture fixture(layout, 5, Rounding::kElements);
+    fixture.SetRows(KnownRows(layout, 1, 5));
+    const ModuleGraph& graph = fixture.graph();
+    const auto search = std::make_shared<PlanSearch>("emulated", *GpuNamed("h100"), cache);
+    const ModuleLimits limits = EngineUnderTest::LimitsOf(fixture, Recompute::kNone);
+    const BlockEnds ends = {RandomScheme(random, graph, 0, Direction::kForward),
+                            RandomScheme(random, graph, 0, Direction::kBackward)};
+    CheckOk(cache->Put(search->KeyOf(graph, 0, limits), {ends, RandomChoices(random)}));
+    const std::unique_ptr<ModuleEngine> engine =
+        MakeCudaModuleEngine(*attention_, {.search = search});
+    const FusedResults single = RunCut(*attention_, fixture, Recompute::kNone, SingleOpsOf(graph));
+    EXPECT_TRUE(single.HasBitsOf(RunIn(*engine, fixture, Recompute::kNone))) << name;
+    EXPECT_EQ(engine->Searches().kept_blocks, 1) << name;
+    EXPECT_EQ(engine->Searches().samples, 0) << name;
+  }
+}
+
 TEST_P(ModuleConformance, RefusesCutsThatAreNotLegal) {
   ReferenceFixture fixture(ChainsOfAll(element_), 3, Rounding::kElements);
   const auto module = std::make_shared<ModuleDescription>(fixture.graph(), OptimizerSpec());
@@ -162,8 +211,8 @@ TEST_P(ModuleConformance, RefusesCutsThatAreNotLegal) {
        {BlockEnds{with_a_product, single.backward}, BlockEnds{single.forward, with_a_product},
         BlockEnds{{1, 2, 3}, single.backward}, BlockEnds{}}) {
     const std::unique_ptr<ModuleEngine> engine = MakeCudaModuleEngine(
-        *attention_, nullptr,
-        [&ends](const ModuleGraph&, const ModuleLimits&) { return Blocks{ends}; });
+        *attention_,
+        {.cut = [&ends](const ModuleGraph&, const ModuleLimits&) { return Blocks{ends}; }});
     const EnginePlan plan = Value(engine->Plan(*module, limits, int64_t{1} << 40));
     const auto made = engine->Make(module, limits, plan);
     EXPECT_EQ(made.status().code(), absl::StatusCode::kInvalidArgument);

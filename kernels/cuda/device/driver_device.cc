@@ -41,6 +41,9 @@ class DriverDevice final : public KernelDevice {
   }
 
   const BackendInfo& info() const override { return info_; }
+  std::string Versions() const override {
+    return absl::StrCat("driver ", driver_->version(), ", kernels ", library_->Checksum());
+  }
   int multiprocessors() const override { return multiprocessors_; }
   const std::vector<KernelRow>& rows() const override { return rows_; }
   absl::StatusOr<TensorMap> Encode(const RowsBox& box) const override {

@@ -125,6 +125,8 @@ class KernelDevice {
  public:
   virtual ~KernelDevice() = default;
   virtual const BackendInfo& info() const = 0;
+  // Names the driver and the kernels: with info all that a kernel's time depends on.
+  virtual std::string Versions() const { return ""; }
   virtual int multiprocessors() const = 0;
   // The kernel table, of which calls are made here.
   virtual const std::vector<KernelRow>& rows() const = 0;

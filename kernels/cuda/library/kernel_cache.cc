@@ -59,15 +59,19 @@ std::optional<std::string> KernelCache::Get(const std::string& key) const {
 
 absl::Status KernelCache::Put(const std::string& key, absl::string_view bytes) const {
   if (directory_.empty()) return absl::InternalError("no cache folder: HOME is not set");
+  return ReplaceFile(PathOf(key), bytes);
+}
+
+absl::Status ReplaceFile(const std::string& path, absl::string_view bytes) {
   std::error_code error;
-  std::filesystem::create_directories(directory_, error);
-  std::string temporary = PathOf(key) + ".XXXXXX";
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+  std::string temporary = path + ".XXXXXX";
   int file = mkstemp(temporary.data());
   if (file < 0) return Failed("cannot create", temporary);
   bool whole = WriteAll(file, bytes) && fsync(file) == 0;
   whole = close(file) == 0 && whole;
-  if (whole && rename(temporary.c_str(), PathOf(key).c_str()) == 0) return absl::OkStatus();
-  absl::Status status = Failed("cannot write", PathOf(key));
+  if (whole && rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  absl::Status status = Failed("cannot write", path);
   unlink(temporary.c_str());
   return status;
 }

@@ -28,6 +28,9 @@ class KernelCache {
   const std::string directory_;
 };
 
+// Makes the file and its folder. It appears whole, by renaming. INTERNAL: as it was.
+absl::Status ReplaceFile(const std::string& path, absl::string_view bytes);
+
 // 128 bits of FNV-1a over the text in hexadecimal: for names, not against malice.
 std::string HashText(absl::string_view text);
 

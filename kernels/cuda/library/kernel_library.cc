@@ -44,6 +44,14 @@ absl::StatusOr<std::unique_ptr<KernelLibrary>> KernelLibrary::Create(
   return library;
 }
 
+std::string KernelLibrary::Checksum() const {
+  std::string sums;
+  for (const ArchivedKernel& kernel : shipped_.kernels) {
+    absl::StrAppend(&sums, kernel.name, HashText(kernel.cubin));
+  }
+  return HashText(sums);
+}
+
 absl::Status KernelLibrary::Check(const KernelRow& row) const {
   const ArchivedKernel* shipped = shipped_.Find(NameOf(row));
   if (shipped != nullptr) return CheckSharedMemory(*shipped);

@@ -50,6 +50,9 @@ class KernelLibrary {
   absl::Status Check(const KernelRow& row) const;
   absl::StatusOr<LoadedKernel> Get(const KernelRow& row);
 
+  // Covers all kernels that are shipped for this GPU.
+  std::string Checksum() const;
+
   // "sm_70", and how many kernels were compiled since the start (not found in the cache).
   const std::string& target() const { return target_; }
   int compiled() const { return compiled_; }

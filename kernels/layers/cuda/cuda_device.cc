@@ -168,7 +168,7 @@ void CudaDevice::AddWide(const LayerKernel& kernel, const ProductGroup::Waiting&
   } else {
     LaunchTouching(WrittenBy(p));
   }
-  if (!group.Takes(kernel, product)) LaunchGroup(group);
+  if (!group.Takes(kernel, product) || tuning_.Of(kernel.kind, p).apart) LaunchGroup(group);
   group.Add(kernel, product);
 }
 
@@ -184,8 +184,16 @@ void CudaDevice::LaunchGroup(ProductGroup& group) {
     products.push_back(WideDescOf(waiting.desc));
     flops += waiting.flops;
   }
+  if (product_log_ != nullptr) {
+    ProductLog::Group& logged = product_log_->groups.emplace_back();
+    for (const ProductDesc& p : plain) logged.keys.push_back(KeyOf(kernel.kind, p));
+  }
   if (kernel.kind == KernelKind::kProductDepthDepth) {
-    const GradientItems of = ItemsOf(plain, engine_.device().multiprocessors());
+    const GradientItems of = ItemsOf(plain, engine_.device().multiprocessors(),
+                                     tuning_.Of(kernel.kind, plain[0]).gradient_columns);
+    if (product_log_ != nullptr) {
+      product_log_->groups.back().gradient_columns = of.products[0].cut.tile_columns;
+    }
     int32_t* turns = queue_.turns() + 1;
     for (size_t n = 0; n < products.size(); ++n) {
       const GradientCut& cut = of.products[n].cut;
@@ -238,7 +246,7 @@ void CudaDevice::BeforeReading(const DenseTensor& t, int64_t numbers) {
   if (gradients_.Writes(read)) LaunchGroup(gradients_);
 }
 
-LayerKernel CudaDevice::KernelOf(const PlainProductDesc& desc, ElementType operand) const {
+LayerKernel CudaDevice::KernelOf(const PlainProductDesc& desc, ElementType operand) {
   std::optional<LayerKernel> large = TensorCoreKernel(desc, operand);
   if (!large.has_value()) return KernelKind::kDenseProduct;
   LayerKernel small = *large, wide = *large;
@@ -249,7 +257,12 @@ LayerKernel CudaDevice::KernelOf(const PlainProductDesc& desc, ElementType opera
     if (queue_.Has(kernel)) there.push_back(kernel);
   }
   if (there.empty()) return KernelKind::kDenseProduct;
-  return FastestOf(there, desc.product, engine_.device().multiprocessors());
+  const ProductDesc& p = desc.product;
+  const LayerKernel fastest = FastestOf(there, p, engine_.device().multiprocessors());
+  if (fastest.wide || there.size() < 2) return fastest;
+  if (product_log_ != nullptr) product_log_->sized[KeyOf(large->kind, p)] = fastest.small;
+  const std::optional<bool> is_small = tuning_.Of(large->kind, p).small;
+  return !is_small.has_value() ? fastest : *is_small ? small : *large;
 }
 
 // The map of 16-bit operands: `size` rows (columns) of C in tiles of `tile`.

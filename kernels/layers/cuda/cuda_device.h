@@ -27,6 +27,7 @@
 #include "kernels/layers/cuda/launch_queue.h"
 #include "kernels/layers/cuda/nccl_sums.h"
 #include "kernels/layers/cuda/product_group.h"
+#include "kernels/layers/cuda/product_tuning.h"
 #include "kernels/layers/cuda/sum_group.h"
 #include "kernels/layers/executor/module_device.h"
 
@@ -90,6 +91,13 @@ class CudaDevice final : public ModuleDevice {
   void Step(absl::Span<const WeightStep> steps) override;
   ReplicaSums* replica_sums() override { return replica_sums_.get(); }
 
+  // ---- For searches. What products that are added from now on take.
+  void Tune(ProductTuning tuning) { tuning_ = std::move(tuning); }
+  // Tells the log what products could take; null: nobody asks.
+  void LogProducts(ProductLog* log) { product_log_ = log; }
+  // Counts all kernels that have been waited for, as the GPU's own events measure them.
+  double kernel_seconds() const { return queue_.times().kernel; }
+
  private:
   template <class Call>
   absl::Status RunAttention(const Call& call, const cuda::DevicePart& arena);
@@ -114,7 +122,7 @@ class CudaDevice final : public ModuleDevice {
   }
   // The same for a launch that reads them.
   void BeforeReading(const DenseTensor& t, int64_t numbers);
-  LayerKernel KernelOf(const PlainProductDesc& desc, ElementType operand) const;
+  LayerKernel KernelOf(const PlainProductDesc& desc, ElementType operand);
   TensorMap MapOfOperand(const void* data, int64_t stride, bool by_depth, int32_t size,
                          int32_t depth, int32_t tile);
   WideProductDesc WideDescOf(const PlainProductDesc& desc);
@@ -129,6 +137,8 @@ class CudaDevice final : public ModuleDevice {
   // Launches that wait before they are queued.
   ProductGroup siblings_, gradients_;
   SumGroup sums_;
+  ProductTuning tuning_;
+  ProductLog* product_log_ = nullptr;
   // Launches between BeginSegment and EndSegment.
   struct OpenSegment {
     std::vector<const void*> unread;

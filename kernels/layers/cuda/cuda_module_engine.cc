@@ -26,16 +26,12 @@ Problem ProblemOfOp(const AttentionOp& op, ElementType element) {
 
 class CudaModuleEngine : public ModuleEngine {
  public:
-  CudaModuleEngine(cuda::CudaBackend& attention, HoldDeviceMemory hold, CutBlocks cut,
-                   std::shared_ptr<const Nccl> nccl)
-      : attention_(attention),
-        hold_(std::move(hold)),
-        cut_(std::move(cut)),
-        nccl_(std::move(nccl)) {}
+  CudaModuleEngine(cuda::CudaBackend& attention, CudaModuleOptions options)
+      : attention_(attention), options_(std::move(options)) {}
 
   std::string Name() const override { return "cuda"; }
   int ReplicaVersion(const EnginePlan&) const override {
-    return nccl_ == nullptr ? 0 : nccl_->version();
+    return options_.nccl == nullptr ? 0 : options_.nccl->version();
   }
 
   absl::Status Supports(const ModuleGraph& graph) const override {
@@ -63,17 +59,36 @@ class CudaModuleEngine : public ModuleEngine {
   absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
       std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
       const EnginePlan& plan) override {
-    const std::vector<BlockEnds> segments = cut_(module->graph, limits);
-    return ExecutorInstance::Make(std::move(module), limits, plan,
-                                  std::make_unique<CudaDevice>(attention_, hold_, nccl_.get()),
-                                  segments);
+    const std::vector<BlockEnds> segments = options_.cut(module->graph, limits);
+    auto device = std::make_unique<CudaDevice>(attention_, options_.hold, options_.nccl.get());
+    CudaDevice& gpu = *device;
+    ASSIGN_OR_RETURN(
+        std::unique_ptr<ExecutorInstance> instance,
+        ExecutorInstance::Make(std::move(module), limits, plan, std::move(device), segments));
+    if (options_.search != nullptr) RETURN_IF_ERROR(Search(*instance, gpu, limits));
+    return instance;
+  }
+
+  SearchTotals Searches() const override {
+    return options_.search == nullptr ? SearchTotals() : options_.search->totals();
   }
 
  private:
+  absl::Status Search(ExecutorInstance& instance, CudaDevice& gpu, const ModuleLimits& limits) {
+    ASSIGN_OR_RETURN(PlanSearch::Choice choice,
+                     options_.search->Choose(
+                         instance.description().graph, limits,
+                         [&]() -> absl::StatusOr<std::unique_ptr<SegmentBench>> {
+                           ASSIGN_OR_RETURN(std::unique_ptr<DeviceBench> made,
+                                            DeviceBench::Make(instance, gpu, options_.clock));
+                           return made;
+                         }));
+    gpu.Tune(std::move(choice.tuning));
+    return instance.Cut(choice.blocks);
+  }
+
   cuda::CudaBackend& attention_;
-  const HoldDeviceMemory hold_;
-  const CutBlocks cut_;
-  const std::shared_ptr<const Nccl> nccl_;
+  const CudaModuleOptions options_;
 };
 
 }  // namespace
@@ -86,19 +101,30 @@ CutBlocks CutsOnGpu(Fusion fusion, const BackendInfo& gpu) {
 }
 
 std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,
-                                                   HoldDeviceMemory hold, CutBlocks cut,
-                                                   std::shared_ptr<const Nccl> nccl) {
-  if (cut == nullptr) cut = CutsOnGpu(Fusion::kBound, attention.info());
-  return std::make_unique<CudaModuleEngine>(attention, std::move(hold), std::move(cut),
-                                            std::move(nccl));
+                                                   CudaModuleOptions options) {
+  if (options.cut == nullptr) options.cut = CutsOnGpu(Fusion::kBound, attention.info());
+  return std::make_unique<CudaModuleEngine>(attention, std::move(options));
+}
+
+std::shared_ptr<PlanSearch> SearchOnGpu(cuda::CudaBackend& attention,
+                                        std::shared_ptr<PlanCache> cache) {
+  const BackendInfo& info = attention.info();
+  return std::make_shared<PlanSearch>(
+      absl::StrCat(info.device, " ", info.architecture, ", ", info.flops_per_second, " FLOP/s, ",
+                   attention.device().Versions()),
+      GpuOfArchitecture(info.architecture), std::move(cache));
 }
 
 Device GpuDeviceOf(std::unique_ptr<cuda::CudaBackend> attention, Fusion fusion,
-                   std::shared_ptr<const Nccl> nccl) {
+                   std::shared_ptr<const Nccl> nccl, std::shared_ptr<PlanCache> plans) {
   cuda::CudaBackend& engine = *attention;
-  return {std::move(attention), [&engine, fusion, nccl](HoldDeviceMemory hold) {
-            return MakeCudaModuleEngine(engine, std::move(hold), CutsOnGpu(fusion, engine.info()),
-                                        nccl);
+  std::shared_ptr<PlanSearch> search;
+  if (fusion == Fusion::kMeasured) search = SearchOnGpu(engine, std::move(plans));
+  return {std::move(attention), [&engine, fusion, nccl, search](HoldDeviceMemory hold) {
+            return MakeCudaModuleEngine(engine, {.hold = std::move(hold),
+                                                 .cut = CutsOnGpu(fusion, engine.info()),
+                                                 .nccl = nccl,
+                                                 .search = search});
           }};
 }
 

@@ -15,6 +15,9 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/driver/nccl.h"
 #include "kernels/device.h"
+#include "kernels/layers/cuda/device_bench.h"
+#include "kernels/layers/cuda/plan_cache.h"
+#include "kernels/layers/cuda/plan_search.h"
 #include "modules/module_engine.h"
 #include "modules/segments/scheme.h"
 
@@ -24,15 +27,24 @@ namespace attnd {
 using CutBlocks = std::function<std::vector<BlockEnds>(const ModuleGraph&, const ModuleLimits&)>;
 CutBlocks CutsOnGpu(Fusion fusion, const BackendInfo& gpu);
 
-// The attention engine outlives this one. `hold` may be null; `cut` null: by bounds; `nccl` null:
-// replicas are not connected.
+struct CudaModuleOptions {
+  HoldDeviceMemory hold = nullptr;               // null: asks nobody
+  CutBlocks cut = nullptr;                       // null: by bounds; until it is measured
+  std::shared_ptr<const Nccl> nccl = nullptr;    // null: replicas are not connected
+  std::shared_ptr<PlanSearch> search = nullptr;  // null: nothing is measured
+  DeviceBench::Clock clock = nullptr;
+};
+// The attention engine outlives this one.
 std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,
-                                                   HoldDeviceMemory hold = nullptr,
-                                                   CutBlocks cut = nullptr,
-                                                   std::shared_ptr<const Nccl> nccl = nullptr);
+                                                   CudaModuleOptions options = {});
 
-// Both engines of one GPU. `nccl`, which may be null, is shared by all GPUs.
+// Searches on this GPU. `cache` may be null.
+std::shared_ptr<PlanSearch> SearchOnGpu(cuda::CudaBackend& attention,
+                                        std::shared_ptr<PlanCache> cache);
+
+// Both engines of one GPU. `nccl` and `plans`, which may be null, are shared by all GPUs.
 Device GpuDeviceOf(std::unique_ptr<cuda::CudaBackend> attention, Fusion fusion = Fusion::kBound,
-                   std::shared_ptr<const Nccl> nccl = nullptr);
+                   std::shared_ptr<const Nccl> nccl = nullptr,
+                   std::shared_ptr<PlanCache> plans = nullptr);
 
 }  // namespace attnd

@@ -16,7 +16,7 @@ namespace attnd {
 namespace {
 
 struct Counts {
-  int launches = 0;
+  int launches = 0, small_products = 0;
   std::map<KernelKind, int> kernels;
 };
 
@@ -35,7 +35,10 @@ class CountedLaunch final : public cuda::DeviceLaunch {
   absl::Status SetZero(uint64_t at, int64_t bytes) override { return launch_->SetZero(at, bytes); }
   absl::StatusOr<bool> Run(absl::Span<const cuda::KernelStep> steps,
                            const std::function<bool()>& wanted) override {
-    for (const cuda::KernelStep& step : steps) ++counts_.kernels[step.row.kind];
+    for (const cuda::KernelStep& step : steps) {
+      ++counts_.kernels[step.row.kind];
+      if (step.row.kind >= KernelKind::kProductRowsRows && step.row.small) ++counts_.small_products;
+    }
     return launch_->Run(steps, wanted);
   }
   absl::Status Download(const cuda::HostCopy& copy) override { return launch_->Download(copy); }
@@ -89,15 +92,23 @@ class CountedDevice final : public cuda::KernelDevice {
 // A module, and calls of it that say what they took.
 class CountedModule {
  public:
-  CountedModule(ModuleLayout layout, Fusion fusion, Architecture architecture = Architecture::kSm80)
+  // `plan`: of what a search has found.
+  CountedModule(ModuleLayout layout, Fusion fusion, Architecture architecture = Architecture::kSm80,
+                const BlockChoice* plan = nullptr)
       : backend_(std::make_unique<CountedDevice>(
-            cuda::MakeEmulatedDevice({.architecture = architecture}), counts_)),
-        engine_(MakeCudaModuleEngine(backend_, nullptr, CutsOnGpu(fusion, backend_.info()))) {
+            cuda::MakeEmulatedDevice({.architecture = architecture}), counts_)) {
     OptimizerSpec adamw{
         .kind = OptimizerKind::kAdamW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8};
     module_ = std::make_shared<ModuleDescription>(Value(ModuleGraph::Make(std::move(layout))),
                                                   std::move(adamw));
     const ModuleLimits limits{.max_rows = rows_.rows(), .kept_rows = rows_.rows()};
+    CudaModuleOptions options = {.cut = CutsOnGpu(fusion, backend_.info())};
+    if (plan != nullptr) {
+      const auto cache = std::make_shared<PlanCache>(testing::TempDir() + "/counted_plans");
+      options.search = std::make_shared<PlanSearch>("emulated", *GpuNamed("h100"), cache);
+      CheckOk(cache->Put(options.search->KeyOf(module_->graph, 0, limits), *plan));
+    }
+    engine_ = MakeCudaModuleEngine(backend_, std::move(options));
     instance_ =
         Value(engine_->Make(module_, limits, Value(engine_->Plan(*module_, limits, 1 << 30))));
     x_.resize(static_cast<size_t>(rows_.rows() * module_->graph.layout().width * 2));
@@ -190,6 +201,29 @@ TEST(ModuleLaunches, OfSegmentsAreOneKernel) {
     const Kernels single_back = PointwiseOf(off.Backward());
     const Kernels joined_back = PointwiseOf(bound.Backward());
     EXPECT_EQ(joined_back, (Kernels{single_back[0] - 4, 1, single_back[2], single_back[3]}));
+  }
+}
+
+TEST(ModuleLaunches, AreAsASearchHasFound) {
+  const ModuleLayout layers = BertLayers({.layers = 2, .element = ElementType::kFloat16});
+  const ModuleGraph graph = Value(ModuleGraph::Make(layers));
+  const int64_t width = graph.layout().width;
+  {
+    BlockChoice plan = {SingleOps(graph, 0), {}};
+    plan.products[{KernelKind::kProductRowsRows, width, width}] = {.apart = true};
+    CountedModule module(layers, Fusion::kBound, Architecture::kSm90, &plan);
+    Counts forward = module.Forward();
+    EXPECT_EQ(forward.kernels[KernelKind::kProductRowsRows], 2 * 6);
+    EXPECT_EQ(PointwiseOf(forward),
+              PointwiseOf(CountedModule(layers, Fusion::kOff, Architecture::kSm90).Forward()));
+  }
+  const int small = CountedModule(layers, Fusion::kOff).Forward().small_products;
+  for (const bool is_small : {false, true}) {
+    BlockChoice plan = {SingleOps(graph, 0), {}};
+    plan.products[{KernelKind::kProductRowsRows, width, width}] = {.small = is_small};
+    CountedModule module(layers, Fusion::kBound, Architecture::kSm80, &plan);
+    const int with = module.Forward().small_products;
+    EXPECT_EQ(with, is_small ? small : small - 2 * 4);
   }
 }
 

@@ -2,15 +2,18 @@
 // stacks in the engine, without a daemon, from and to page-locked memory as there: medians in ms,
 // and hashes of y, dx and a weight. With TRACE also where one forward and one backward spend their
 // time, kernel by kernel, and FILE.json of both for Perfetto (a kernel's time reaches to the next
-// one's begin, so gaps count with the kernel before them). Each stack runs op by op and in segments
-// by their bounds, in turns, and the hashes of both are compared.
-// Usage: layers_benchmark [--fusion=off|bound|both] [float16|bfloat16] [DROPOUT/256]
-//            [FILE prefix of traces]
+// one's begin, so gaps count with the kernel before them). Each stack runs op by op, in segments by
+// their bounds and as a search has found (both: without that), in turns, and the hashes are
+// compared. Before that it says what the search chose, and (search) how near that is to the best of
+// all schemes.
+// Usage: layers_benchmark [--fusion=off|bound|both|measured|search] [float16|bfloat16]
+//            [DROPOUT/256] [FILE prefix of traces]
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,11 +21,15 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "kernels/cuda/device/driver_device.h"
 #include "kernels/layers/cuda/cuda_module_engine.h"
+#include "kernels/layers/cuda/device_bench.h"
+#include "kernels/layers/executor/executor_instance.h"
 #include "modules/known_layers.h"
+#include "modules/op_uses.h"
 
 namespace attnd {
 namespace {
@@ -115,15 +122,17 @@ struct Model {
   int64_t batch, length;
 };
 
+std::shared_ptr<const ModuleDescription> DescriptionOf(ModuleLayout layout) {
+  OptimizerSpec adamw{.kind = OptimizerKind::kAdamW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8};
+  return std::make_shared<ModuleDescription>(Value(ModuleGraph::Make(std::move(layout))),
+                                             std::move(adamw));
+}
+
 class Case {
  public:
   Case(cuda::CudaBackend& backend, ModuleEngine& engine, ModuleLayout layout, int64_t batch,
        int64_t length)
-      : backend_(backend), random_(1) {
-    OptimizerSpec adamw{
-        .kind = OptimizerKind::kAdamW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8};
-    module_ = std::make_shared<ModuleDescription>(Value(ModuleGraph::Make(std::move(layout))),
-                                                  std::move(adamw));
+      : backend_(backend), random_(1), module_(DescriptionOf(std::move(layout))) {
     rows_ = {.batch = batch, .length = length};
     const ModuleLimits limits{.max_rows = rows_.rows(), .kept_rows = rows_.rows()};
     const EnginePlan plan = Value(engine.Plan(*module_, limits, int64_t{1} << 36));
@@ -218,43 +227,224 @@ class Case {
 
   cuda::CudaBackend& backend_;
   Random random_;
-  std::shared_ptr<const ModuleDescription> module_;
+  const std::shared_ptr<const ModuleDescription> module_;
   std::unique_ptr<ModuleInstance> instance_;
   CallRows rows_;
   std::vector<std::byte> x_, dy_, y_, dx_;
 };
 
-// One stack, cut in each of these ways, in turns.
-void RunModel(cuda::CudaBackend& backend, const Model& model, absl::Span<const Fusion> fusions,
-              Timeline& timeline, const std::string& trace) {
-  std::vector<std::unique_ptr<ModuleEngine>> engines;
-  std::vector<std::unique_ptr<Case>> cases;
-  for (const Fusion fusion : fusions) {
-    engines.push_back(MakeCudaModuleEngine(backend, nullptr, CutsOnGpu(fusion, backend.info())));
-    cases.push_back(std::make_unique<Case>(backend, *engines.back(), model.layers(model.sizes),
-                                           model.batch, model.length));
+// Measures once more what a search has chosen for the first block of a stack.
+class SearchTable {
+ public:
+  SearchTable(cuda::CudaBackend& backend, const Model& model, BlockChoice choice)
+      : module_(DescriptionOf(model.layers(model.sizes))), choice_(std::move(choice)) {
+    const int64_t rows = model.batch * model.length;
+    const ModuleLimits limits{.max_rows = rows, .kept_rows = rows};
+    auto device = std::make_unique<CudaDevice>(backend);
+    CudaDevice& gpu = *device;
+    const EnginePlan plan =
+        Value(ExecutorInstance::Plan(*module_, limits, int64_t{1} << 36, *device));
+    instance_ = Value(ExecutorInstance::Make(module_, limits, plan, std::move(device)));
+    bench_ = Value(DeviceBench::Make(*instance_, gpu, nullptr));
+    sampler_.emplace(*bench_, PartSampler::Budget{1 << 20, 600}, &PartSampler::MonotonicNow);
+    tuning_ = {RowsBucket(rows), choice_.products};
+    bound_ =
+        BoundScheme(module_->graph, 0, {rows, 0}, GpuOfArchitecture(backend.info().architecture));
   }
-  std::vector<Case::Figures> figures(cases.size());
-  for (int round = 0; round < kWarmRounds + kRounds; ++round) {
-    for (size_t n = 0; n < cases.size(); ++n) cases[n]->RunRound(round, figures[n]);
-  }
-  for (size_t n = 0; n < cases.size(); ++n) {
-    const char* fusion = fusions[n] == Fusion::kOff ? "off" : "bound";
-    cases[n]->Print(model.name, fusion, figures[n]);
-    if (!trace.empty()) {
-      cases[n]->Trace(std::string(model.name) + "_" + fusion, timeline, trace);
+
+  void Print(bool with_all) {
+    for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+      const auto of = [direction](const BlockEnds& ends) -> const SegmentEnds& {
+        return direction == Direction::kForward ? ends.forward : ends.backward;
+      };
+      const SegmentMatcher matcher(module_->graph, 0, direction);
+      const SegmentEnds &chosen = of(choice_.ends), &bound = of(bound_);
+      const SegmentEnds off = of(SingleOps(module_->graph, 0));
+      std::printf("  %s  %s\n", direction == Direction::kForward ? "forward " : "backward",
+                  TextOf(matcher, chosen).c_str());
+      const std::vector<SegmentPart> parts = {PartOf(matcher, direction, off, true),
+                                              PartOf(matcher, direction, bound, true),
+                                              PartOf(matcher, direction, chosen, true)};
+      const ProductTuning none;
+      const PartSampler::Candidate all[] = {
+          {parts[0], none}, {parts[1], none}, {parts[2], none}, {parts[2], tuning_}};
+      const std::vector<double> us = Value(sampler_->Measure(all));
+      std::printf(
+          "    a layer without attention, us: off %.1f  bound %.1f  measured segments %.1f  "
+          "and products %.1f%s\n",
+          us[0], us[1], us[2], us[3], chosen == bound ? "  (segments as by bounds)" : "");
+      if (with_all) PrintBest(matcher, direction, bound, chosen);
     }
-    CHECK(figures[n].hashes == figures[0].hashes) << model.name << ": other bits";
+    for (const auto& [key, choice] : choice_.products) {
+      std::printf("    product of kind %d, %ld x %ld:%s%s%s\n", static_cast<int>(key.kind),
+                  static_cast<long>(key.columns), static_cast<long>(key.other),
+                  !choice.small.has_value() ? ""
+                  : *choice.small           ? " small tiles"
+                                            : " large tiles",
+                  choice.gradient_columns == 0
+                      ? ""
+                      : absl::StrCat(" ", choice.gradient_columns, " columns").c_str(),
+                  choice.apart ? " apart" : "");
+    }
+    std::fflush(stdout);
   }
-}
+
+ private:
+  static constexpr size_t kMostSchemes = 1000;
+
+  std::string TextOf(const SegmentMatcher& matcher, const SegmentEnds& ends) const {
+    std::string text;
+    int64_t first = 0;
+    for (int64_t end : ends) {
+      absl::StrAppend(&text, text.empty() ? "" : " ", end > first + 1 ? "[" : "");
+      for (int64_t place = first; place < end; ++place) {
+        const ModuleOp& op = module_->graph.layout().blocks[0].ops[matcher.order().ops[place]];
+        absl::StrAppend(&text, place > first ? " " : "", OpName(op));
+      }
+      absl::StrAppend(&text, end > first + 1 ? "]" : "");
+      first = end;
+    }
+    return text;
+  }
+  // `whole`: products too.
+  SegmentPart PartOf(const SegmentMatcher& matcher, Direction direction, const SegmentEnds& ends,
+                     bool whole) const {
+    SegmentPart part{.direction = direction};
+    int64_t first = 0;
+    for (int64_t end : ends) {
+      const ModuleOp& op = module_->graph.layout().blocks[0].ops[matcher.order().ops[first]];
+      if (whole || IsPointwise(op)) part.segments.push_back(Value(matcher.Match(first, end)));
+      first = end;
+    }
+    return part;
+  }
+  // All schemes, without products. The best one is measured beside the chosen one again, since the
+  // least of many is less than it is.
+  void PrintBest(const SegmentMatcher& matcher, Direction direction, const SegmentEnds& bound,
+                 const SegmentEnds& chosen) {
+    const std::vector<SegmentEnds> schemes = AllSchemes(matcher, kMostSchemes);
+    std::vector<SegmentPart> parts;
+    for (const SegmentEnds& ends : schemes) {
+      parts.push_back(PartOf(matcher, direction, ends, false));
+    }
+    const ProductTuning none;
+    std::vector<PartSampler::Candidate> all;
+    for (const SegmentPart& part : parts) all.push_back({part, none});
+    const std::vector<double> us = Value(sampler_->Measure(all));
+    CHECK(!us.empty());
+    const auto best = std::min_element(us.begin(), us.end()) - us.begin();
+    const SegmentPart of_chosen = PartOf(matcher, direction, chosen, false);
+    const SegmentPart of_bound = PartOf(matcher, direction, bound, false);
+    const PartSampler::Candidate again[] = {
+        {parts[best], none}, {of_chosen, none}, {of_bound, none}};
+    const std::vector<double> beside = Value(sampler_->Measure(again));
+    std::printf(
+        "    of %zu schemes, pointwise alone, us: best %.1f  chosen %.1f (%+.1f %%)  bound "
+        "%.1f (%+.1f %%)  worst %.1f\n      best: %s\n",
+        schemes.size(), beside[0], beside[1], 100 * (beside[1] / beside[0] - 1), beside[2],
+        100 * (beside[2] / beside[0] - 1), *std::max_element(us.begin(), us.end()),
+        TextOf(matcher, schemes[best]).c_str());
+  }
+
+  const std::shared_ptr<const ModuleDescription> module_;
+  const BlockChoice choice_;
+  std::unique_ptr<ExecutorInstance> instance_;
+  std::unique_ptr<DeviceBench> bench_;
+  std::optional<PartSampler> sampler_;
+  ProductTuning tuning_;
+  BlockEnds bound_;
+};
+
+struct Way {
+  const char* name;
+  Fusion fusion;
+};
+constexpr Way kOff = {"off", Fusion::kOff}, kBound = {"bound", Fusion::kBound},
+              kMeasured = {"meas.", Fusion::kMeasured};
+
+// One stack, cut in each of these ways, in turns.
+class Runner {
+ public:
+  Runner(cuda::CudaBackend& backend, std::vector<Way> ways, bool with_all, Timeline& timeline,
+         std::string trace)
+      : backend_(backend),
+        ways_(std::move(ways)),
+        with_all_(with_all),
+        timeline_(timeline),
+        trace_(std::move(trace)) {
+    std::string folder = std::filesystem::temp_directory_path() / "attnd_plans.XXXXXX";
+    CHECK(mkdtemp(folder.data()) != nullptr) << folder;
+    folder_ = folder;
+    cache_ = std::make_shared<PlanCache>(folder_);
+  }
+  ~Runner() { std::filesystem::remove_all(folder_); }
+
+  void Run(const Model& model) {
+    std::vector<std::unique_ptr<ModuleEngine>> engines;
+    std::vector<std::unique_ptr<Case>> cases;
+    for (const Way& way : ways_) {
+      const std::shared_ptr<PlanSearch> search =
+          way.fusion == Fusion::kMeasured ? SearchOnGpu(backend_, cache_) : nullptr;
+      engines.push_back(MakeCudaModuleEngine(
+          backend_, {.cut = CutsOnGpu(way.fusion, backend_.info()), .search = search}));
+      const auto make = [&] {
+        return std::make_unique<Case>(backend_, *engines.back(), model.layers(model.sizes),
+                                      model.batch, model.length);
+      };
+      if (search != nullptr) PrintSearch(model, *search, make);
+      cases.push_back(make());
+    }
+    std::vector<Case::Figures> figures(cases.size());
+    for (int round = 0; round < kWarmRounds + kRounds; ++round) {
+      for (size_t n = 0; n < cases.size(); ++n) cases[n]->RunRound(round, figures[n]);
+    }
+    for (size_t n = 0; n < cases.size(); ++n) {
+      cases[n]->Print(model.name, ways_[n].name, figures[n]);
+      if (!trace_.empty()) {
+        cases[n]->Trace(std::string(model.name) + "_" + ways_[n].name, timeline_, trace_);
+      }
+      CHECK(figures[n].hashes == figures[0].hashes) << model.name << ": other bits";
+    }
+  }
+
+ private:
+  template <class Make>
+  void PrintSearch(const Model& model, const PlanSearch& search, const Make& make) {
+    make();
+    const SearchTotals first = search.totals();
+    make();
+    const SearchTotals second = search.totals();
+    std::printf("%s %ld x %ld  search: %ld samples in %.3f s; of a second module %ld samples\n",
+                model.name, static_cast<long>(model.batch), static_cast<long>(model.length),
+                static_cast<long>(first.samples), first.seconds,
+                static_cast<long>(second.samples - first.samples));
+    const int64_t rows = model.batch * model.length;
+    const auto module = DescriptionOf(model.layers(model.sizes));
+    std::optional<BlockChoice> choice =
+        cache_->Get(search.KeyOf(module->graph, 0, {.max_rows = rows, .kept_rows = rows}));
+    CHECK(choice.has_value()) << model.name;
+    SearchTable(backend_, model, *std::move(choice)).Print(with_all_);
+  }
+
+  cuda::CudaBackend& backend_;
+  const std::vector<Way> ways_;
+  const bool with_all_;
+  Timeline& timeline_;
+  const std::string trace_;
+  std::string folder_;
+  std::shared_ptr<PlanCache> cache_;
+};
 
 int Main(int argc, char** argv) {
-  std::vector<Fusion> fusions = {Fusion::kOff, Fusion::kBound};
+  std::vector<Way> ways = {kOff, kBound, kMeasured};
+  bool with_all = false;
   if (argc > 1 && absl::StartsWith(argv[1], "--fusion=")) {
     const std::string of = std::string(argv[1]).substr(9);
-    CHECK(of == "off" || of == "bound" || of == "both") << of;
-    if (of == "off") fusions = {Fusion::kOff};
-    if (of == "bound") fusions = {Fusion::kBound};
+    CHECK(of == "off" || of == "bound" || of == "both" || of == "measured" || of == "search") << of;
+    if (of == "off") ways = {kOff};
+    if (of == "bound") ways = {kBound};
+    if (of == "both") ways = {kOff, kBound};
+    with_all = of == "search";
     --argc, ++argv;
   }
   const bool is_bfloat = argc > 1 && std::string(argv[1]) == "bfloat16";
@@ -284,9 +474,8 @@ int Main(int argc, char** argv) {
                           {"llama-1b", &LlamaLayers, sizes(16, 2048, 32, 8, 8192), 1, 4096}};
   std::printf("%s, %s, dropout %u/256, ms\n", backend.info().device.c_str(),
               is_bfloat ? "bfloat16" : "float16", dropout);
-  for (const Model& model : models) {
-    RunModel(backend, model, fusions, timeline, trace);
-  }
+  Runner runner(backend, std::move(ways), with_all, timeline, trace);
+  for (const Model& model : models) runner.Run(model);
   return 0;
 }
 

@@ -116,7 +116,9 @@ int64_t RowsOfLaunch(const LayerKernel& kernel, const ProductDesc& p, int64_t tu
   return std::max(most / tile.rows, int64_t{1}) * tile.rows;
 }
 
-GradientItems ItemsOf(absl::Span<const ProductDesc> products, int multiprocessors) {
+GradientItems ItemsOf(absl::Span<const ProductDesc> products, int multiprocessors,
+                      int32_t tile_columns) {
+  if (tile_columns != 0) return ItemsInTiles(products, tile_columns, multiprocessors);
   GradientItems narrow = ItemsInTiles(products, kNarrowGradientColumns, multiprocessors);
   // Few rows: nothing hides a wide one's passages of C.
   if (ProductTurns(products[0]) == 1) return narrow;

@@ -34,9 +34,9 @@ inline constexpr int64_t kMostGradientTiles = (LaunchQueue::kTurns - 1) / kWideG
 // tiles of a gradient.
 int64_t RowsOfLaunch(const LayerKernel& kernel, const ProductDesc& p, int64_t turns);
 
-// How gradients in wide tiles, of one depth, are cut into items of a launch: in whole tiles, of the
-// width that is predicted to be done first; but where those left over would occupy less than half
-// of the multiprocessors these, the last ones, are cut along the depth.
+// How gradients in wide tiles, of one depth, are cut into items of a launch: in whole tiles, of
+// `tile_columns` or (0) of the width that is predicted to be done first; but where those left over
+// would occupy less than half of the multiprocessors these, the last ones, are cut along the depth.
 struct GradientItems {
   struct Product {
     GradientCut cut;
@@ -45,7 +45,8 @@ struct GradientItems {
   std::vector<Product> products;
   double parts;  // predicted time, in those of 128 × 128 numbers over kProductBlockDepth
 };
-GradientItems ItemsOf(absl::Span<const ProductDesc> products, int multiprocessors);
+GradientItems ItemsOf(absl::Span<const ProductDesc> products, int multiprocessors,
+                      int32_t tile_columns = 0);
 
 // The one of these kernels that is predicted to be done first, of equal ones the first; one in wide
 // tiles before all. At least one.

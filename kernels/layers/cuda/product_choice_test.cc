@@ -122,6 +122,10 @@ TEST(ProductChoice, CutsTheLastTilesOfGradientsThatAreLaunchedTogether) {
     EXPECT_EQ(items.products[n].count, counts[n]) << n;
   }
   EXPECT_NEAR(items.parts, 2 * 16 + 8.8, 1e-9);
+  // All take the width that is asked for.
+  const GradientItems wide = ItemsOf(products, 132, kWideGradientColumns);
+  EXPECT_EQ(wide.products[0].cut.tile_columns, kWideGradientColumns);
+  EXPECT_GT(wide.parts, items.parts);
 }
 
 TEST(ProductChoice, LaunchesOfGradientsHaveTurnsForAllTiles) {

@@ -57,21 +57,31 @@ absl::StatusOr<EnginePlan> ExecutorInstance::Plan(const ModuleDescription& modul
   }
 }
 
-absl::StatusOr<std::unique_ptr<ModuleInstance>> ExecutorInstance::Make(
+absl::StatusOr<std::unique_ptr<ExecutorInstance>> ExecutorInstance::Make(
     std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
     const EnginePlan& plan, std::unique_ptr<ModuleDevice> device,
     const std::vector<BlockEnds>& segments) {
-  const ModuleGraph& graph = module->graph;
+  ASSIGN_OR_RETURN(std::vector<BlockPlan> blocks, BlocksOf(module->graph, segments));
+  const InstanceLayout layout(*module, limits, plan.plan, *device);
+  ASSIGN_OR_RETURN(std::byte * memory, device->Allocate(layout.bytes));
+  return std::unique_ptr<ExecutorInstance>(new ExecutorInstance(
+      std::move(module), limits, plan, std::move(device), std::move(blocks), layout, memory));
+}
+
+absl::StatusOr<std::vector<ExecutorInstance::BlockPlan>> ExecutorInstance::BlocksOf(
+    const ModuleGraph& graph, const std::vector<BlockEnds>& segments) {
   std::vector<BlockPlan> blocks;
   for (size_t block = 0; block < graph.layout().blocks.size(); ++block) {
     const BlockEnds ends = segments.empty() ? SingleOps(graph, block) : segments.at(block);
     blocks.push_back({.order = OrderOf(graph, block)});
     ASSIGN_OR_RETURN(blocks.back().scheme, SchemeOf(graph, block, ends));
   }
-  const InstanceLayout layout(*module, limits, plan.plan, *device);
-  ASSIGN_OR_RETURN(std::byte * memory, device->Allocate(layout.bytes));
-  return std::unique_ptr<ModuleInstance>(new ExecutorInstance(
-      std::move(module), limits, plan, std::move(device), std::move(blocks), layout, memory));
+  return blocks;
+}
+
+absl::Status ExecutorInstance::Cut(const std::vector<BlockEnds>& segments) {
+  ASSIGN_OR_RETURN(blocks_, BlocksOf(module_->graph, segments));
+  return absl::OkStatus();
 }
 
 ExecutorInstance::ExecutorInstance(std::shared_ptr<const ModuleDescription> module,
@@ -204,12 +214,11 @@ absl::Status ExecutorInstance::BeforeOp(const InstanceCall& call) {
   return absl::OkStatus();
 }
 
-absl::Status ExecutorInstance::ForwardLayer(int64_t layer, const InstanceCall& call,
-                                            const Kept* kept, Tensor output) {
+LayerValues ExecutorInstance::ForwardValues(int64_t layer, const InstanceCall& call,
+                                            const Kept* kept) const {
   const ModuleGraph& graph = module_->graph;
-  const int64_t block = graph.layout().layers[layer].block;
   const int64_t ops = static_cast<int64_t>(graph.BlockOf(layer).ops.size());
-  const BufferPlaces& places = schedules_.forward[block];
+  const BufferPlaces& places = schedules_.forward[graph.layout().layers[layer].block];
   LayerValues values;
   if (kept != nullptr) values = KeptValuesOf(layer, *kept);
   values.values.resize(ops + kFirstOpValue);
@@ -221,9 +230,17 @@ absl::Status ExecutorInstance::ForwardLayer(int64_t layer, const InstanceCall& c
     const int64_t at = places.At(BufferUse::kValue, value);
     values.values[value] = {tensors_.layer_buffers() + at, graph.ElementOf(layer, value)};
   }
+  return values;
+}
+
+absl::Status ExecutorInstance::ForwardLayer(int64_t layer, const InstanceCall& call,
+                                            const Kept* kept, Tensor output) {
+  const ModuleGraph& graph = module_->graph;
+  const int64_t block = graph.layout().layers[layer].block;
+  LayerValues values = ForwardValues(layer, call, kept);
   const Tensor last = values.values.back();  // null unless backward reads it
   values.values.back() = output;
-  const LayerRun run(tensors_, call, layer, places, values);
+  const LayerRun run(tensors_, call, layer, schedules_.forward[block], values);
   for (const OpSegment& segment : blocks_[block].scheme.forward) {
     RETURN_IF_ERROR(BeforeOp(call));
     RETURN_IF_ERROR(run.Forward(segment, blocks_[block].order, kept != nullptr));
@@ -327,17 +344,18 @@ absl::Status ExecutorInstance::ForwardAgain(const OpSegment& segment, const OpOr
   return absl::OkStatus();
 }
 
-absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bool adds,
-                                             bool& memory_is_set) {
+ExecutorInstance::BackwardTensors ExecutorInstance::BackwardTensorsOf(int64_t layer,
+                                                                      const Kept& kept) const {
   const ModuleGraph& graph = module_->graph;
   const int64_t block = graph.layout().layers[layer].block;
   const int64_t ops = static_cast<int64_t>(graph.BlockOf(layer).ops.size());
   const BufferPlaces& places = schedules_.backward[layer];
-  const std::vector<bool> again = RecomputedValues(graph, block, plan_.plan.recompute[layer]);
-  LayerValues values = KeptValuesOf(layer, kept);
+  BackwardTensors tensors = {.again = RecomputedValues(graph, block, plan_.plan.recompute[layer]),
+                             .values = KeptValuesOf(layer, kept),
+                             .gradients = {.values = std::vector<Tensor>(ops + kFirstOpValue),
+                                           .is_set = std::vector<bool>(ops + kFirstOpValue)}};
+  auto& [again, values, gradients] = tensors;
   values.values[kMemoryValue].data = const_cast<void*>(kept.call.memory.data);
-  LayerGradients gradients{.values = std::vector<Tensor>(ops + kFirstOpValue),
-                           .is_set = std::vector<bool>(ops + kFirstOpValue)};
   for (int64_t op = 0; op < ops; ++op) {
     const int64_t value = op + kFirstOpValue;
     const ElementType element = graph.ElementOf(layer, value);
@@ -358,9 +376,15 @@ absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bo
     if (holders[value] != value) gradients.values[value] = gradients.values[holders[value]];
   }
   gradients.is_set.back() = true;
+  return tensors;
+}
+
+absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bool adds,
+                                             bool& memory_is_set) {
+  auto [again, values, gradients] = BackwardTensorsOf(layer, kept);
   gradients.is_set[kMemoryValue] = memory_is_set;
-  const LayerRun run(tensors_, kept.call, layer, places, values);
-  const auto& [order, scheme] = blocks_[block];
+  const LayerRun run(tensors_, kept.call, layer, schedules_.backward[layer], values);
+  const auto& [order, scheme] = blocks_[module_->graph.layout().layers[layer].block];
   for (const OpSegment& segment : scheme.forward) {
     RETURN_IF_ERROR(BeforeOp(kept.call));
     RETURN_IF_ERROR(ForwardAgain(segment, order, again, run));

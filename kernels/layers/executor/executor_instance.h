@@ -26,10 +26,12 @@ class ExecutorInstance : public ModuleInstance {
                                          const ModuleDevice& device);
   // ModuleEngine's Make, of that plan. `segments`: how each block is cut; empty: op by op.
   // INVALID_ARGUMENT where a cut is not legal.
-  static absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
+  static absl::StatusOr<std::unique_ptr<ExecutorInstance>> Make(
       std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
       const EnginePlan& plan, std::unique_ptr<ModuleDevice> device,
       const std::vector<BlockEnds>& segments = {});
+  // Cuts each block so from the next call on. No bit depends on it.
+  absl::Status Cut(const std::vector<BlockEnds>& segments);
 
   const ModuleDescription& description() const override { return *module_; }
   const EnginePlan& plan() const override { return plan_; }
@@ -54,6 +56,8 @@ class ExecutorInstance : public ModuleInstance {
   void SetOptimizerStep(int64_t step) override { optimizer_step_ = step; }
 
  private:
+  friend class InstanceProbe;  // runs parts of layers
+
   // An activation: where its values lie, and what its call read.
   struct Kept {
     Kept(const ModuleGraph& graph, const std::vector<Recompute>& recompute, const CallRows& rows,
@@ -69,6 +73,14 @@ class ExecutorInstance : public ModuleInstance {
   struct BlockPlan {
     OpOrder order;
     BlockScheme scheme;
+  };
+  static absl::StatusOr<std::vector<BlockPlan>> BlocksOf(const ModuleGraph& graph,
+                                                         const std::vector<BlockEnds>& segments);
+  // One layer's backward, before its first op.
+  struct BackwardTensors {
+    std::vector<bool> again;  // [ops + 2]: RecomputedValues
+    LayerValues values;
+    LayerGradients gradients;
   };
   // Places of buffers, by block.
   struct Schedules {
@@ -95,6 +107,8 @@ class ExecutorInstance : public ModuleInstance {
   // The call's memory input, to where ops read it.
   absl::Status BringMemory(const ModuleForwardCall& call, const Kept* kept, InstanceCall& of);
   absl::Status BeforeOp(const InstanceCall& call);
+  // Where the layer's values lie but the last one, which is null unless it is kept.
+  LayerValues ForwardValues(int64_t layer, const InstanceCall& call, const Kept* kept) const;
   // `output`: where its last value goes.
   absl::Status ForwardLayer(int64_t layer, const InstanceCall& call, const Kept* kept,
                             Tensor output);
@@ -103,13 +117,14 @@ class ExecutorInstance : public ModuleInstance {
   absl::Status BackwardLayers(const ModuleBackwardCall& call);
   static absl::Status ForwardAgain(const OpSegment& segment, const OpOrder& order,
                                    const std::vector<bool>& again, const LayerRun& run);
+  BackwardTensors BackwardTensorsOf(int64_t layer, const Kept& kept) const;
   absl::Status BackwardLayer(int64_t layer, const Kept& kept, bool adds, bool& memory_is_set);
   Tensor GradientBoundary(int64_t layer) const;
 
   const std::shared_ptr<const ModuleDescription> module_;  // shared with who registered it
   const ModuleLimits limits_;
   const EnginePlan plan_;
-  const std::vector<BlockPlan> blocks_;
+  std::vector<BlockPlan> blocks_;
   const InstanceLayout layout_;
   const std::unique_ptr<ModuleDevice> device_;
   const InstanceTensors tensors_;

@@ -58,6 +58,18 @@ absl::StatusOr<EnginePlan> PipelineEngine::Plan(const ModuleDescription& module,
   return devices_.size() == 1 ? on_one.status() : TooLarge(on_one.status(), devices_, budget);
 }
 
+SearchTotals PipelineEngine::Searches() const {
+  SearchTotals sum;
+  for (const PipelineDevice& device : devices_) {
+    const SearchTotals of = device.engine->Searches();
+    sum.kept_blocks += of.kept_blocks;
+    sum.searched_blocks += of.searched_blocks;
+    sum.samples += of.samples;
+    sum.seconds += of.seconds;
+  }
+  return sum;
+}
+
 absl::StatusOr<std::unique_ptr<ModuleInstance>> PipelineEngine::Make(
     std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
     const EnginePlan& plan) {

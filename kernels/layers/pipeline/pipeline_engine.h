@@ -36,6 +36,7 @@ class PipelineEngine : public ModuleEngine {
   absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
       std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
       const EnginePlan& plan) override;
+  SearchTotals Searches() const override;  // of all devices
 
  private:
   const std::vector<PipelineDevice> devices_;

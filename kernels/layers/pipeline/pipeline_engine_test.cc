@@ -27,6 +27,7 @@ class NoEngine : public ReferenceEngine {
   absl::Status Supports(const ModuleGraph&) const override {
     return absl::UnimplementedError("none");
   }
+  SearchTotals Searches() const override { return {1, 2, 3, 0.5}; }
 };
 
 // Named "a0", "b1", ... after their architectures; of '-', what computes nothing.
@@ -39,6 +40,14 @@ PipelineEngine EnginesOf(const std::string& architectures) {
     devices.push_back({absl::StrCat(architecture, n), architecture, std::move(engine)});
   }
   return PipelineEngine(std::move(devices));
+}
+
+TEST(PipelineEngine, CountsWhatAllDevicesHaveMeasured) {
+  const SearchTotals all = EnginesOf("-a-").Searches();
+  EXPECT_EQ(all.kept_blocks, 2);
+  EXPECT_EQ(all.searched_blocks, 4);
+  EXPECT_EQ(all.samples, 6);
+  EXPECT_EQ(all.seconds, 1);
 }
 
 // ---- Results.
