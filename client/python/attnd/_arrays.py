@@ -82,7 +82,8 @@ def lift(largest: float) -> float:
 
 def largest(*arrays: Optional[Array]) -> float:
     """The largest of their absolute numbers; NaN where one is."""
-    return max([float(np.abs(array).max()) for array in arrays if array is not None and array.size], default=0.0)
+    return max([max(-float(array.min()), float(array.max())) for array in arrays if array is not None and array.size],
+               default=0.0)
 
 
 def to_float32(tensor: Tensor) -> Array:
