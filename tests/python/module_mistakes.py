@@ -6,11 +6,10 @@ import types
 import torch
 
 import attnd.torch
-from attnd.modules import (calls, chain, describe, layers, local, optimizer, owning, parameters, remote_call, stack, states,
-                           stepping, watch)
+from attnd.modules import chain, layers, local, optimizer, owning, parameters, remote_call, stack, states, watch
 from attnd.modules.module import Module
 from attnd.modules.optimizer import RemoteOptimizer
-from attnd.modules.parameters import RemoteGradient, RemoteParameter
+from attnd.modules.parameters import RemoteParameter
 from attnd.modules.stack import RemoteStack
 from attnd.modules.stepping import Stepping
 

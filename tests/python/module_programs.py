@@ -22,8 +22,9 @@ TOLERANCE = 1e-3  # lr is 1e-2
 MOST = 30.0  # of weights that are finite
 
 # PyTorch's own: .grad of None, a scaler without gradients, the state of an optimizer with other groups, second derivatives,
-# gradients of parameters of layers that were left out
-OF_PYTORCH = ("NoneType", "No inf checks", "doesn't match the size", "once_differentiable", "not to have been used")
+# gradients of parameters of layers that were left out, groups that a schedule does not know
+OF_PYTORCH = ("NoneType", "No inf checks", "doesn't match the size", "once_differentiable", "not to have been used",
+              "initial_lr", "swa_lr")
 
 # Actions of several parts, of which the last may be refused.
 HALF = {"train_step", "step", "scaled_step", "step_with_closure", "load", "load_assigned", "two_optimizers",
@@ -124,7 +125,7 @@ def run(seed, optimizer="server", trace=None, restart=lambda: None):
             act(there)
         except REFUSALS as error:
             refusal = error.with_traceback(None)  # which would keep what the action made
-        except (AttributeError, AssertionError, ValueError, RuntimeError) as error:
+        except (AttributeError, AssertionError, KeyError, ValueError, RuntimeError) as error:
             if not any(word in str(error) for word in OF_PYTORCH):
                 raise
             refusal = error
