@@ -61,8 +61,8 @@ class Twin:
 
 
 BUILDS = {  # eps: at 1e-8 Adam would make the rounding of a gradient that is nearly 0 as large as any
-    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, eps=1e-5),
-    "adam": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True, eps=1e-5),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, eps=1e-4),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True, eps=1e-4),
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-1, momentum=0.9, dampening=0.2, weight_decay=0.01),
     "nesterov": lambda p: torch.optim.SGD(p, lr=5e-2, momentum=0.8, nesterov=True),
     "plain": lambda p: torch.optim.SGD(p, lr=1e-1),
@@ -294,7 +294,7 @@ def change_rate(draw):
 
 @action()
 def change_options(draw):
-    beta, eps, decay = draw.choice([0.5, 0.0, 0.95]), draw.choice([1e-5, 1e-2]), draw.choice([0.0, 0.3])
+    beta, eps, decay = draw.choice([0.5, 0.0, 0.95]), draw.choice([1e-4, 1e-2]), draw.choice([0.0, 0.3])
 
     def act(twin):
         for one in twin.optimizers:

@@ -91,7 +91,7 @@ def names_of_parameters_are_left_out(patch):
 
 @mistake("groups_by_name")
 def eps_is_that_of_the_defaults(patch):
-    values_with(patch, lambda values, group: values._replace(epsilon=1e-5) if values.epsilon else values)
+    values_with(patch, lambda values, group: values._replace(epsilon=1e-4) if values.epsilon else values)
 
 
 @mistake("faster_optimizer")

@@ -232,6 +232,19 @@ def test_what_was_replaced_is_known_before_it_is_called(use):
     torch.testing.assert_close(there(X), here(X), rtol=1e-5, atol=1e-5)
 
 
+def test_a_layer_that_was_replaced_is_called_there_at_once():
+    here, there = pair()
+    made = Net().layers[0]
+    for net in (here, there):
+        net.layers[0] = copy.deepcopy(made)
+        x = net.inp(X)
+        for layer in net.layers:
+            x = layer(x)
+        x.square().mean().backward()
+    for one, other in zip(here.layers.parameters(), there.layers.parameters()):
+        torch.testing.assert_close(attnd.torch.fetch(other.grad), one.grad, rtol=1e-3, atol=1e-6)
+
+
 def test_hooks_of_optimizers_run_once_and_see_the_whole_state():
     here, there = pair()
     found = []

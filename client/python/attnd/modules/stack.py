@@ -177,6 +177,11 @@ class RemoteStack(Stepping, Owning, nn.Module):
     def __setitem__(self, index: int, layer: nn.Module) -> None:
         setattr(self, [name for name, _ in self._layers()][index], layer)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Module):  # a layer, called as one of these from now on
+            self._put_forward([*self._modules].index(name), name, value)
+
     def __delitem__(self, index: Any) -> NoReturn:
         self._refuse_other_length()
 
