@@ -23,7 +23,7 @@ MOST = 30.0  # of weights that are finite
 
 # PyTorch's own: .grad of None, a scaler without gradients, the state of an optimizer with other groups, second derivatives,
 # gradients of parameters of layers that were left out, groups that a schedule does not know
-OF_PYTORCH = ("NoneType", "No inf checks", "doesn't match the size", "once_differentiable", "not to have been used",
+OF_PYTORCH = ("NoneType", "No inf checks", "doesn't match the size", "once_differentiable", "to not have been used",
               "initial_lr", "swa_lr")
 
 # Actions of several parts, of which the last may be refused.

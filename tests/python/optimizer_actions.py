@@ -278,8 +278,13 @@ def move_to_another_group(draw):
     def act(twin):
         group = twin.optimizers[0].param_groups[0]
         if len(group["params"]) > 1 and "param_names" not in group:
-            moved = group["params"].pop(index % len(group["params"]))
-            twin.optimizers[0].add_param_group({"params": [moved], "lr": 3e-3})
+            at = index % len(group["params"])
+            moved = group["params"].pop(at)
+            try:
+                twin.optimizers[0].add_param_group({"params": [moved], "lr": 3e-3})
+            except attnd.FailedPrecondition:
+                group["params"].insert(at, moved)
+                raise
     return act
 
 

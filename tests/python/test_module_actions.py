@@ -245,6 +245,19 @@ def test_a_layer_that_was_replaced_is_called_there_at_once():
         torch.testing.assert_close(attnd.torch.fetch(other.grad), one.grad, rtol=1e-3, atol=1e-6)
 
 
+def test_layers_that_change_places_keep_weights_and_moments():
+    here, there = pair()
+    optimizers = [BUILDS["adamw"](here.parameters()), attnd.torch.optimizer(BUILDS["adamw"](there.parameters()))]
+    for n in range(3):
+        for net, optimizer in zip((here, there), optimizers):
+            optimizer.zero_grad()
+            if n == 1:
+                net.layers[0], net.layers[2] = net.layers[2], net.layers[0]
+            loss(net, X * (n + 1)).backward()
+            optimizer.step()
+    same(here, there, atol=1e-4)
+
+
 def test_hooks_of_optimizers_run_once_and_see_the_whole_state():
     here, there = pair()
     found = []
