@@ -4,7 +4,7 @@ import math
 
 import torch
 import torch.utils.checkpoint
-from module_actions import SHAPES, action, data
+from module_actions import BUILDS, SHAPES, action, data
 from torch import nn
 
 import attnd.torch
@@ -237,4 +237,126 @@ def initialize(draw):
                 if isinstance(module, nn.Linear):
                     nn.init.xavier_normal_(module.weight, generator=generator)
                     nn.init.zeros_(module.bias)
+    return act
+
+
+@action()
+def write_an_input(draw):
+    x, y = data(draw, 3, 5)
+    late = draw.random() < 0.5
+
+    def act(twin):
+        h = twin.net.inp(x).detach().clone()
+        made = twin.net.layers[0](h)
+        if not late:
+            made = made + 0
+        with torch.no_grad():
+            h.add_(1.0)
+        twin.seen = made.detach().clone()
+    return act
+
+
+@action()
+def checkpoint_of_several(draw):
+    x, y = data(draw, 3, 5)
+    reentrant, end = draw.random() < 0.5, draw.choice([2, 3])
+
+    def act(twin):
+        def run(h):
+            for layer in twin.net.layers[:end]:
+                h = layer(h)
+            return h
+        h = torch.utils.checkpoint.checkpoint(run, twin.net.inp(x), use_reentrant=reentrant)
+        twin.loss_behind(h, y).backward()
+    return act
+
+
+@action()
+def kept_elsewhere(draw):
+    x, y = data(draw, 3, 5)
+    how = draw.randrange(3)
+
+    def act(twin):
+        with [torch.autograd.graph.save_on_cpu(), torch.autograd.detect_anomaly(check_nan=False),
+              torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float())][how]:
+            loss = twin.loss(x, y)
+            loss.backward() if how == 1 else None
+        if how == 0:
+            loss.backward()
+        elif how == 2:
+            twin.seen = loss.detach()
+    return act
+
+
+@action()
+def backward_of_two(draw):
+    (x, y), (u, v) = data(draw, 3, 5), data(draw, 2, 2)
+
+    def act(twin):
+        one, two = twin.loss(x, y), twin.net(u)
+        torch.autograd.backward([one, two], [torch.tensor(0.5), v * 0.1])
+    return act
+
+
+@action()
+def gradient_penalty(draw):
+    x, y = data(draw, 2, 3)
+
+    def act(twin):
+        own = x.clone().requires_grad_()
+        gradient, = torch.autograd.grad(twin.loss(own, y), own, create_graph=True)
+        (twin.loss(x, y) + gradient.square().sum()).backward()
+    return act
+
+
+@action()
+def penalty(draw):
+    x, y = data(draw, 2, 3)
+    word = draw.choice(["head", "layers", ""])
+
+    def act(twin):
+        found = [p for n, p in twin.net.named_parameters() if word in n]
+        (twin.loss(x, y) + 1e-2 * sum(p.square().sum() for p in found)).backward()
+    return act
+
+
+@action()
+def backward_hook_of_a_layer(draw):
+    x, y = data(draw, 3, 5)
+    at, before = draw.randrange(3), draw.random() < 0.5
+
+    def act(twin):
+        layer = twin.net.layers[at]
+        if before:
+            handle = layer.register_full_backward_pre_hook(lambda module, outer: (outer[0] * 0.5,))
+        else:
+            handle = layer.register_full_backward_hook(lambda module, inner, outer: (inner[0] * 0.5,))
+        try:
+            twin.loss(x, y).backward()
+        finally:
+            handle.remove()
+    return act
+
+
+@action()
+def two_encodings(draw):
+    x, y = data(draw, 2, 3)
+
+    def act(twin):
+        twin.net.zero_grad()
+        one, two = twin.net(x), twin.net(x * 0.5)
+        ((one - y) ** 2 + one * two).mean().backward()
+    return act
+
+
+@action()
+def copy_of_it(draw):
+    x, y = data(draw, 3, 5)
+
+    def act(twin):
+        made = copy.deepcopy(twin.net)
+        one = twin.make(BUILDS["sgd"], made.parameters())
+        (made(x) - y).square().mean().backward()
+        one.step()
+        twin.seen = made(x).detach()
     return act

@@ -9,6 +9,8 @@ import math
 import random
 
 import graph_actions  # noqa: F401  # more ACTIONS
+import model_actions  # noqa: F401
+import optimizer_actions  # noqa: F401
 import torch
 from module_actions import ACTIONS, BUILDS, Net, Twin, data
 
@@ -19,9 +21,16 @@ REFUSALS = (attnd.Unimplemented, attnd.FailedPrecondition, attnd.InvalidArgument
 TOLERANCE = 1e-3  # lr is 1e-2
 MOST = 30.0  # of weights that are finite
 
+# PyTorch's own: .grad of None, a scaler without gradients, the state of an optimizer with other groups, second derivatives,
+# gradients of parameters of layers that were left out, groups that a schedule does not know
+OF_PYTORCH = ("NoneType", "No inf checks", "doesn't match the size", "once_differentiable", "to not have been used",
+              "initial_lr", "swa_lr")
+
 # Actions of several parts, of which the last may be refused.
 HALF = {"train_step", "step", "scaled_step", "step_with_closure", "load", "load_assigned", "two_optimizers",
-        "part_and_late_group", "schedule_step"}
+        "part_and_late_group", "schedule_step", "scale_loop", "hook_of_steps", "rate_as_tensor", "two_kinds_of_optimizers",
+        "schedules_of_all", "schedule_before_wrapping", "exchange", "backward_of_nothing", "train_under_both",
+        "calls_from_threads", "states_of_parts", "weights_of_the_average", "vector_of_weights"}
 
 
 def norms(net):
@@ -37,11 +46,13 @@ def alike(one, other, rtol, atol):
 
 
 def differences(here, there, x):
-    """Lists what is not the same, in words."""
+    """Lists what is not the same, in words. x: None: only what the action has seen."""
     found = []
     seen = [getattr(twin, "seen", None) for twin in (here, there)]
     if seen[0] is not None and not alike(*seen, rtol=1e-3, atol=TOLERANCE):
         found.append("what the action saw")
+    if x is None:
+        return found
     with torch.no_grad():
         outputs = [twin.net(x) for twin in (here, there)]
     if not alike(*outputs, rtol=2e-3, atol=4 * TOLERANCE):
@@ -68,37 +79,54 @@ def differences(here, there, x):
     return found
 
 
-def run(seed, optimizer="server", length=None, trace=None):
-    """Returns what differs after which action, or None. trace: a list that gets (action, refusal or None)."""
+def begins(seed):
+    """Draws a program's first numbers."""
     draw = random.Random(seed)
+    return draw, draw.random() < 0.3, draw.random() < 0.2, draw.choice(list(BUILDS)), draw.randint(5, 40)
+
+
+def actions(draw, count):
+    """Draws its actions: name, what does it, whether all is looked at after it."""
+    names, weights = zip(*((name, weight) for name, (_, weight) in ACTIONS.items()))
+    for n in range(count):
+        name = draw.choices(names, weights)[0]
+        # Not always: so the next action may be the first that meets what this one did.
+        yield name, ACTIONS[name][0](draw), draw.random() < 0.75 or n == count - 1
+
+
+def kinds_of(seed):
+    """The actions of the program, if nothing ends it."""
+    draw, *_, count = begins(seed)
+    return {name for name, _, _ in actions(draw, count)}
+
+
+def run(seed, optimizer="server", trace=None, restart=lambda: None):
+    """Returns what differs after which action, or None. trace: a list that gets (action, refusal or None)."""
+    draw, is_sequential, before_offload, kind, count = begins(seed)
     torch.manual_seed(seed)
-    here = Twin(Net(), False)
-    there = Twin(copy.deepcopy(here.net), optimizer == "server")
-    before_offload = draw.random() < 0.2
-    kind = draw.choice(list(BUILDS))
+    here, there = Twin(is_sequential), Twin(is_sequential, optimizer, restart)
+    here.net = Net(is_sequential=is_sequential)
+    there.net, here.other, there.other = copy.deepcopy(here.net), there, here
     for twin in (here, there):
         if before_offload:
             twin.optimizers = [BUILDS[kind](twin.net.parameters())]
         if twin is there:
-            twin.net.layers = attnd.torch.offload(twin.net.layers, optimizer=optimizer, max_rows=64, kept_rows=256)
-        if before_offload and twin.wraps:
-            twin.optimizers = [attnd.torch.optimizer(twin.optimizers[0])]
-        elif not before_offload:
+            twin.place(twin.net)
+        if before_offload:
+            twin.optimizers = [twin.make(lambda inner: inner, twin.optimizers[0])]
+            twin.optimizers[0].made_by = BUILDS[kind]
+        else:
             twin.optimizers = [twin.make(BUILDS[kind], twin.net.parameters())]
-    names, weights = zip(*((name, weight) for name, (_, weight) in ACTIONS.items()))
     look = data(random.Random(1), 2, 3)[0]
-    for _ in range(length or draw.randint(5, 40)):
-        name = draw.choices(names, weights)[0]
-        act = ACTIONS[name][0](draw)
+    for name, act, looks in actions(draw, count):
         here.seen = there.seen = None
         refusal = None
         try:
             act(there)
         except REFUSALS as error:
-            refusal = error
-        except (AttributeError, AssertionError, ValueError) as error:
-            # PyTorch's own: .grad of None, a scaler without gradients, the state of an optimizer with other groups
-            if not any(word in str(error) for word in ("NoneType", "No inf checks", "doesn't match the size")):
+            refusal = error.with_traceback(None)  # which would keep what the action made
+        except (AttributeError, AssertionError, KeyError, ValueError, RuntimeError) as error:
+            if not any(word in str(error) for word in OF_PYTORCH):
                 raise
             refusal = error
         if trace is not None:
@@ -110,11 +138,12 @@ def run(seed, optimizer="server", length=None, trace=None):
         else:
             there.seen = None
             undo(here, there)
+        x = look if looks else None
         try:
-            found = differences(here, there, look)
+            found = differences(here, there, x)
         except REFUSALS:  # gradients wait, and the look needs the module anew
             undo(here, there)
-            found = differences(here, there, look)
+            found = differences(here, there, x)
         if any(MOST < float(p.abs().max()) < math.inf for p in here.net.parameters()):
             return None  # the training diverges: what rounding makes of it grows as fast
         if found:
@@ -135,4 +164,5 @@ def undo(here, there):
         if q.requires_grad != p.requires_grad:
             q.requires_grad_(p.requires_grad)
     for twin in (here, there):
-        twin.net.zero_grad()
+        for one in [twin.net, *twin.optimizers]:
+            one.zero_grad()

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from module_actions import BUILDS, Net  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook  # noqa: E402
 
 import attnd  # noqa: E402
 import attnd.torch  # noqa: E402
@@ -50,7 +51,8 @@ NUMBERS = {
     "normal_": lambda p: nn.init.normal_(p), "copy_": lambda p: p.data.copy_(torch.zeros(p.shape)),
     "norm": lambda p: p.norm(), "to": lambda p: p.to(torch.float64),
     "linear": lambda p: nn.functional.linear(torch.zeros(2, 16), p),
-    "hook": lambda p: p.register_hook(print)}
+    "hook": lambda p: p.register_hook(print), "as_subclass": lambda p: p.as_subclass(torch.Tensor),
+    "set_": lambda p: p.set_(torch.zeros(p.shape)), "storage": lambda p: p.untyped_storage()}
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -165,6 +167,134 @@ def test_hooks_inside_layers_are_refused_where_they_are_registered():
         for register in (module.register_forward_hook, module.register_forward_pre_hook, module.register_full_backward_hook):
             with pytest.raises(attnd.Unimplemented, match="hook"):
                 register(print)
+
+
+def test_what_pytorch_does_to_all_modules_is_refused_at_calls():
+    _, there = pair()
+    every = nn.modules.module
+    for register in (every.register_module_forward_pre_hook, every.register_module_forward_hook,
+                     every.register_module_full_backward_hook):
+        handle = register(lambda *_: None)
+        with pytest.raises(attnd.Unimplemented, match="hook of all modules"):
+            there(X)
+        handle.remove()
+    for transform in (torch.func.vmap(there), torch.func.grad(lambda x: there(x).sum())):
+        with pytest.raises(attnd.Unimplemented, match="no transform"):
+            transform(X)
+    with pytest.raises(TypeError, match="0.weight is a tensor in a parameter's place"):
+        torch.func.functional_call(there, {"layers.1.0.weight": torch.zeros(24, 16)}, (X,))
+    there(X)
+
+
+def test_the_count_of_layers_stays():
+    _, there = pair()
+    for change in (lambda l: l.append(nn.Identity()), lambda l: l.pop(0), lambda l: l.insert(0, nn.Identity()),
+                   lambda l: l.__delitem__(0), lambda l: l.extend([]), lambda l: l + l):
+        with pytest.raises(TypeError, match="as many layers as were offloaded"):
+            change(there.layers)
+    there(X)
+
+
+def test_a_parameter_that_was_swapped_keeps_its_moments():
+    here, there = pair()
+    optimizers = [BUILDS["adamw"](here.parameters()), attnd.torch.optimizer(BUILDS["adamw"](there.parameters()))]
+    for n in range(3):
+        for net, optimizer in zip((here, there), optimizers):
+            if n == 1:
+                other = nn.Parameter(torch.linspace(-0.3, 0.4, 384).reshape(24, 16).sin())
+                torch.utils.swap_tensors(net.layers[1][0].weight, other)
+            loss(net, X * (n + 1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    same(here, there, atol=1e-4)
+
+
+def lent_bias(net):
+    with attnd.torch.local_weights(net):
+        net.layers[1][0].bias.data.add_(1)
+
+
+def replaced_layer(net):
+    net.layers[2] = copy.deepcopy(Net().layers[0])
+    copy.deepcopy(net)
+
+
+@pytest.mark.parametrize("use", [lent_bias, replaced_layer, lambda net: net.load_state_dict(net.state_dict())],
+                         ids=["local_weights", "deepcopy", "load_state_dict"])
+def test_what_was_replaced_is_known_before_it_is_called(use):
+    here, there = pair()
+    made = nn.Linear(16, 24)
+    for net in (here, there):
+        net.layers[1][0] = copy.deepcopy(made)
+        torch.manual_seed(7)
+        use(net)
+    same(here, there)
+    torch.testing.assert_close(there(X), here(X), rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_that_was_replaced_is_called_there_at_once():
+    here, there = pair()
+    made = Net().layers[0]
+    for net in (here, there):
+        net.layers[0] = copy.deepcopy(made)
+        x = net.inp(X)
+        for layer in net.layers:
+            x = layer(x)
+        x.square().mean().backward()
+    for one, other in zip(here.layers.parameters(), there.layers.parameters()):
+        torch.testing.assert_close(attnd.torch.fetch(other.grad), one.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_layers_that_change_places_keep_weights_and_moments():
+    here, there = pair()
+    optimizers = [BUILDS["adamw"](here.parameters()), attnd.torch.optimizer(BUILDS["adamw"](there.parameters()))]
+    for n in range(3):
+        for net, optimizer in zip((here, there), optimizers):
+            optimizer.zero_grad()
+            if n == 1:
+                net.layers[0], net.layers[2] = net.layers[2], net.layers[0]
+            loss(net, X * (n + 1)).backward()
+            optimizer.step()
+    same(here, there, atol=1e-4)
+
+
+def test_hooks_of_optimizers_run_once_and_see_the_whole_state():
+    here, there = pair()
+    found = []
+    for net, make in ((here, lambda one: one), (there, attnd.torch.optimizer)):
+        optimizer, seen = make(BUILDS["adamw"](net.parameters())), []
+
+        def note(one, *rest, seen=seen):
+            seen.append([key for key in rest[0]["state"]] if rest and "state" in rest[0] else len(rest))
+        handles = [optimizer.register_step_pre_hook(note), optimizer.register_step_post_hook(note),
+                   register_optimizer_step_pre_hook(note), register_optimizer_step_post_hook(note),
+                   optimizer.register_state_dict_pre_hook(note), optimizer.register_state_dict_post_hook(note),
+                   optimizer.register_load_state_dict_pre_hook(note), optimizer.register_load_state_dict_post_hook(note)]
+        loss(net, X).backward()
+        optimizer.step()
+        state = optimizer.state_dict()
+        optimizer.register_state_dict_post_hook(lambda one, state: {**state, "more": 1})
+        assert optimizer.state_dict()["more"] == 1
+        optimizer.register_load_state_dict_pre_hook(lambda one, state: {**state, "state": {}})
+        optimizer.load_state_dict(state)
+        assert not optimizer.state_dict()["state"]
+        for handle in handles:
+            handle.remove()
+        found.append(seen)
+    assert found[0] == found[1] and len(found[0][5]) == len(list(here.parameters()))
+
+
+def test_an_output_of_an_input_that_was_changed_hinders_nobody_else():
+    here, there = pair()
+    h = there.inp(X).detach()
+    y = there.layers[0](h)
+    h.add_(1)
+    optimizer = attnd.torch.optimizer(BUILDS["plain"](there.parameters()))
+    loss(there, X).backward()
+    optimizer.step()
+    for _ in range(2):
+        with pytest.raises(attnd.FailedPrecondition, match="inputs as they were in the call"):
+            y.sum()
 
 
 def test_a_piece_that_is_no_longer_known_is_refused_at_the_next_call():

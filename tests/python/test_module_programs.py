@@ -2,9 +2,11 @@
 import gc
 
 import pytest
+from conftest import Daemon
 
 torch = pytest.importorskip("torch")
 
+import module_mistakes  # noqa: E402
 import module_programs  # noqa: E402
 
 import attnd.torch  # noqa: E402
@@ -13,17 +15,28 @@ from attnd.modules import chain, local, optimizer, parameters, stack, stepping, 
 MODES = ["server", "local"]
 
 
-@pytest.fixture(autouse=True)
-def connected(daemon):
-    attnd.torch.connect(daemon.address, timeout=60, wait_for_ready=True)
-    yield
+@pytest.fixture(scope="module")
+def killed_daemon():
+    """A daemon of these tests alone, since programs kill it."""
+    made = Daemon()
+    attnd.torch.connect(made.address, timeout=60, wait_for_ready=True)
+    yield made
     attnd.torch.disconnect()
+    made.stop()
 
 
-def check(mode, seeds):
+@pytest.fixture(autouse=True)
+def restart(killed_daemon):
+    def kill_and_start():
+        killed_daemon.kill()
+        killed_daemon.start()
+    return kill_and_start
+
+
+def check(mode, seeds, restart):
     found = []
     for seed in seeds:
-        found += filter(None, [module_programs.run(seed, mode)])
+        found += filter(None, [module_programs.run(seed, mode, restart=restart)])
         if seed % 10 == 0:
             gc.collect()  # of stacks, whose modules the daemon has no end of room for
     assert not found, found[:5]
@@ -31,15 +44,15 @@ def check(mode, seeds):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("mode", MODES)
-def test_random_programs_do_what_pytorch_does_or_raise(mode):
-    check(mode, range(10))
+def test_random_programs_do_what_pytorch_does_or_raise(mode, restart):
+    check(mode, range(10), restart)
 
 
 @pytest.mark.rare("modules")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("mode", MODES)
-def test_more_random_programs_do_what_pytorch_does_or_raise(mode):
-    check(mode, range(10, 2010 if mode == "server" else 510))
+def test_more_random_programs_do_what_pytorch_does_or_raise(mode, restart):
+    check(mode, range(10, 2010 if mode == "server" else 510), restart)
 
 
 def zero_is_none(patch):
@@ -68,8 +81,8 @@ def moments_of_frozen_parameters_are_lost(patch):
 def steps_of_cleared_gradients(patch):
     real = stepping.Stepping.flush
 
-    def flush(self):
-        real(self)
+    def flush(self, *caller):
+        real(self, *caller)
         for state in self._grads.values():
             state.is_lost = False
     patch.setattr(stepping.Stepping, "flush", flush)
@@ -176,13 +189,12 @@ def weights_are_sent_once(patch):
 LOCAL = [weights_are_told_by_their_versions, weights_are_sent_once]
 
 
-def is_found(mode, mistake, programs, patch):
-    mistake(patch)
-    for seed in range(programs):
-        if seed % 10 == 0:
+def is_found(mode, seeds, restart):
+    for n, seed in enumerate(seeds):
+        if n % 10 == 0:
             gc.collect()
         try:
-            if module_programs.run(seed, mode):
+            if module_programs.run(seed, mode, restart=restart):
                 return True
         except Exception:  # loud, in a place where it should not be
             return True
@@ -192,5 +204,15 @@ def is_found(mode, mistake, programs, patch):
 @pytest.mark.rare("modules")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("mistake", [*SERVER, *LOCAL], ids=lambda mistake: mistake.__name__)
-def test_planted_mistakes_are_found(mistake, monkeypatch):
-    assert is_found("local" if mistake in LOCAL else "server", mistake, 2000, monkeypatch)
+def test_planted_mistakes_are_found(mistake, monkeypatch, restart):
+    mistake(monkeypatch)
+    assert is_found("local" if mistake in LOCAL else "server", range(2000), restart)
+
+
+@pytest.mark.rare("modules")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", module_mistakes.MISTAKES)
+def test_programs_that_have_an_action_find_its_mistake(kind, monkeypatch, restart):
+    seeds = [seed for seed in range(2000) if kind in module_programs.kinds_of(seed)]
+    module_mistakes.MISTAKES[kind](monkeypatch)
+    assert is_found("server", seeds, restart)

@@ -1,6 +1,7 @@
 """One optimizer over stacks on two daemons: what one of them refuses, or fails, changes neither."""
 import contextlib
 import copy
+import threading
 
 import pytest
 from conftest import check_same
@@ -180,6 +181,114 @@ def test_a_step_that_fails_on_one_stack_is_done_once_on_the_other():
     assert [part.steps["0.0.weight"] for part in there.parts] == [2, 1]
     there.train(1)
     assert [part.steps["0.0.weight"] for part in there.parts] == [3, 2]
+
+
+def shared(**options):
+    """A stack, or the same layer here, and two optimizers of it."""
+    torch.manual_seed(4)
+    here = nn.Sequential(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+    made = []
+    for part in (here, attnd.torch.offload(copy.deepcopy(here), **options)):
+        made.append((part, [attnd.torch.optimizer(torch.optim.AdamW([one], lr=1e-2)) for one in part.parameters()]))
+    return made
+
+
+def shared_backward(part, optimizers):
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    part(torch.ones(2, 3, WIDTH)).square().sum().backward()
+
+
+def shared_train(part, optimizers):
+    shared_backward(part, optimizers)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def check_shared(here, there):
+    for name, tensor in here[0].state_dict().items():
+        torch.testing.assert_close(there[0].state_dict()[name], tensor, rtol=0, atol=1e-5)
+    for one, other in zip(here[1], there[1]):
+        assert one.state_dict()["state"][0]["step"] == other.state_dict()["state"][0]["step"]
+
+
+USES = {"step": lambda one: one.step(), "zero_grad": lambda one: one.zero_grad(), "state_dict": lambda one: one.state_dict(),
+        "load_state_dict": lambda one: one.load_state_dict({"state": {}, "param_groups": []}),
+        "add_param_group": lambda one: one.add_param_group({"params": []})}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_step_that_waited_and_failed_is_told_to_its_optimizer_once(use):
+    here, there = shared()
+    for one in (here, there):
+        shared_train(*one)
+        shared_backward(*one)
+    part, (first, second) = there
+    first.step()
+    with away(part, "step"), pytest.raises(attnd.Unavailable, match="^nobody"):
+        second.step()
+    with pytest.raises(attnd.Unavailable, match="step: the last one of this optimizer waited .* was not done: nobody"):
+        USES[use](first)
+    check_shared(here, there)  # nothing was done
+    for _, optimizers in (here, there):
+        for optimizer in optimizers:
+            optimizer.step()  # on the same gradients
+    shared_train(*here)
+    shared_train(*there)
+    check_shared(here, there)
+
+
+def test_a_step_that_waited_and_fails_in_a_forward_is_told_to_its_optimizer():
+    here, there = shared()
+    for one in (here, there):
+        shared_train(*one)
+        shared_backward(*one)
+    part, (first, second) = there
+    first.step()
+    with away(part, "step"), pytest.raises(attnd.Unavailable, match="^nobody"):
+        part(torch.ones(2, 3, WIDTH))
+    with pytest.raises(attnd.Unavailable, match="was not done"):
+        first.step()
+    for _, optimizers in (here, there):
+        for optimizer in optimizers:
+            optimizer.step()
+    check_shared(here, there)
+
+
+def test_a_step_whose_reply_is_lost_counts_as_what_it_is(daemon):
+    pytest.importorskip("grpc")
+    from faulty_proxy import FaultyProxy
+
+    class Losing(FaultyProxy):
+        loses, ends = False, threading.Event()
+
+        def _forward(self, method, requests, context):
+            replies = list(self._channel.stream_stream(method)(iter(requests), timeout=20))
+            if self.loses and method.endswith("/Step"):
+                self.ends.wait()  # the caller does not
+            yield from replies
+    proxy = Losing(daemon.address, seed=1)
+    attnd.torch.connect(proxy.address, name="losing", timeout=60)
+    try:
+        here, there = shared(server="losing", timeout=1.0)
+        for one in (here, there):
+            shared_train(*one)
+            shared_train(*one) if one is here else shared_backward(*one)
+        part, (first, second) = there
+        first.step()
+        proxy.loses = True
+        with pytest.raises((attnd.DeadlineExceeded, attnd.Unavailable)):
+            second.step()
+        proxy.loses = False
+        proxy.ends.set()
+        check_shared(here, there)  # it was done, of both
+        shared_train(*here)
+        shared_train(*there)
+        check_shared(here, there)
+    finally:
+        proxy.ends.set()
+        attnd.torch.disconnect("losing")
+        proxy.close()
 
 
 def test_unscaling_that_failed_is_done_once():

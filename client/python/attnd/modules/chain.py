@@ -81,7 +81,7 @@ class Pending:
         self.is_used = False  # by another layer
         self.node: Optional[int] = None  # its own in autograd's graph
         self.output: Any = lambda: None  # weak reference to the Deferred
-        self.error: Optional[FailedPrecondition] = None  # the weights that it was called with are lost
+        self.error: Optional[FailedPrecondition] = None  # what it was called with is lost
 
     def result(self) -> Tensor:
         if not isinstance(self.value, Tensor):

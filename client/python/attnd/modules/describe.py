@@ -15,6 +15,10 @@ def describe(module: nn.Module, variant: Variant) -> Described:
     tensors = [tensor for _, tensor in module.named_parameters()]
     if any(tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16) for tensor in tensors):
         refuse(module, f"parameters have to be float32, float16 or bfloat16, got {tensors[0].dtype}")
+    for name, tensor in module.named_parameters():
+        if not isinstance(tensor, nn.Parameter):
+            refuse(module, f"{name} is a tensor in a parameter's place, as torch.func.functional_call gives it: "
+                           "attnd.torch.assign_(p, tensor) writes a parameter on a daemon")
     for name, inner in module.named_modules():
         if hasattr(inner, "parametrizations"):
             refuse(module, f"{name or 'it'} has parametrizations")

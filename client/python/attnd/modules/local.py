@@ -113,9 +113,12 @@ def local_gradients(*models: nn.Module) -> Iterator[None]:
 
 
 def _stacks(models: Iterable[nn.Module]) -> List[RemoteStack]:
-    """Those that have parameters of the models on daemons."""
+    """Those that have parameters of the models on daemons, with their layers as they are now."""
     found = [stack_of(parameter) for model in models for parameter in model.parameters()]
-    return list({id(at[0]): at[0] for at in found if at is not None}.values())
+    stacks = list({id(at[0]): at[0] for at in found if at is not None}.values())
+    for stack in stacks:
+        stack.refresh()
+    return stacks
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

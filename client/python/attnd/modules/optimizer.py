@@ -23,6 +23,8 @@ from .stack import RemoteStack, stack_of
 __all__ = ["RemoteOptimizer", "clip_grad_norm_"]
 
 _MOMENTS = {"exp_avg": "moment1", "exp_avg_sq": "moment2", "max_exp_avg_sq": "moment2_max", "momentum_buffer": "moment1"}
+_HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks",
+          "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
 _MOST_GROUPS = 64
 _KINDS = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
 
@@ -57,6 +59,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return max(specs or [_spec_of(self._kind, self.defaults)], key=lambda spec: len(spec.moments))
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        self._hear()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -72,6 +75,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        self._hear()
         for parameter in self._listed():
             if isinstance(parameter, RemoteParameter) and parameter.owner is None:
                 parameter.grad = None
@@ -84,6 +88,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 stack.zero(names)
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        self._hear()
         self._inner.add_param_group(param_group)
         try:
             take_new(self.param_groups[-1]["params"])
@@ -109,7 +114,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> Dict[str, Any]:
         """As the optimizer alone would have it, with the daemons' moments."""
-        packed = type(self._inner).state_dict(self._inner)
+        self._hear()
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        with self._unhooked():
+            packed = type(self._inner).state_dict(self._inner)
         state = dict(packed["state"])
         held = {id(stack): stack.moments() for stack in self.stacks}
         is_sgd = self._kind is torch.optim.SGD
@@ -122,22 +131,31 @@ class RemoteOptimizer(torch.optim.Optimizer):
             entry: Dict[str, Any] = {names[kind]: tensors[found[1]] for kind, tensors in held[id(found[0])].items()
                                      if found[1] in tensors and kind in names}
             state[number] = entry if is_sgd else {"step": torch.tensor(float(step)), **entry}
-        return {**packed, "state": dict(sorted(state.items()))}
+        made = {**packed, "state": dict(sorted(state.items()))}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            made = after(self, made) or made
+        return made
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Loads a state of this class, or of the optimizer alone over a model that was never offloaded."""
+        self._hear()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
         listed = self._listed()
         local = {number: value for number, value in state_dict["state"].items() if stack_of(listed[number]) is None}
         remote = {id(listed[number]): value for number, value in state_dict["state"].items() if number not in local}
-        before = self._inner.param_groups, self._inner.state
+        was = self._inner.param_groups, self._inner.state
         try:
-            type(self._inner).load_state_dict(self._inner, {**state_dict, "state": local})
+            with self._unhooked():
+                type(self._inner).load_state_dict(self._inner, {**state_dict, "state": local})
             self.param_groups, self.state = self._inner.param_groups, self._inner.state
             self._check_groups()
             self._claim(self._names(self.param_groups), remote, is_whole=True)
         except BaseException:
-            self.param_groups, self.state = self._inner.param_groups, self._inner.state = before
+            self.param_groups, self.state = self._inner.param_groups, self._inner.state = was
             raise
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def __repr__(self) -> str:
         return f"attnd.torch.optimizer of {self._inner!r}, with {len(self.stacks)} remote stacks"
@@ -147,6 +165,10 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
         raise TypeError("copy.deepcopy: expected the optimizer's state_dict(), since parts of its state are on a daemon")
+
+    def _hear(self) -> None:
+        for stack in self.stacks:
+            stack.hear(self)
 
     def _listed(self) -> List[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
@@ -244,13 +266,26 @@ class RemoteOptimizer(torch.optim.Optimizer):
             for stack in stacks:
                 stack.hides = False
 
+    @contextlib.contextmanager
+    def _unhooked(self) -> Iterator[None]:
+        """The inner optimizer's state has no hooks: they see the whole one."""
+        inner: Any = self._inner.__dict__
+        hooks = {name: inner.pop(name) for name in _HOOKS}
+        inner.update(dict.fromkeys(_HOOKS, {}))
+        try:
+            yield
+        finally:
+            inner.update(hooks)
+
     def _step_here(self, inverse: float) -> None:
         with self._hidden():
             if inverse != 1.0:
                 for parameter in self._listed():
                     if parameter.grad is not None:
                         parameter.grad.mul_(inverse)
-            self._inner.step()
+            inner: Any = self._inner
+            inner._opt_called = True  # as a schedule that was made before this looks at it
+            type(inner).step.__wrapped__(inner)  # without hooks, which run around this step
 
 
 def take_replaced(inner: torch.optim.Optimizer) -> None:

@@ -65,8 +65,11 @@ class Owning:
                 raise FailedPrecondition(f"offload: {name} has a gradient, which would stay here: call zero_grad() before")
         if here and self._module is not None:
             mine._refuse_live("offload", besides=here)
+        swapped = {name for name, tensor in here.items() if self._cached.get(name) is tensor}  # torch.utils.swap_tensors
         for name, tensor in here.items():
             old = self._cached.get(name)
+            if name in swapped:
+                self._grads.pop(name, None)
             if isinstance(old, RemoteParameter) and stack_of(old) == (self, name):
                 old.owner = None  # nobody's: another has taken its place
                 old.had_gradient = self._grads.pop(name, None) is not None
@@ -86,11 +89,12 @@ class Owning:
         if self._module is None:
             self._weights.update(taken)
         elif taken:
-            for name in taken:
+            others = {name: tensor for name, tensor in taken.items() if name not in swapped}
+            for name in others:
                 self.steps.pop(name, None)
                 self._owners.pop(name, None)
             mine.assign(taken, "offload")
-            mine._begin_moments(taken)
+            mine._begin_moments(others)
         return bool(taken)
 
     def rearrange(self, cached: Dict[str, nn.Parameter]) -> None:

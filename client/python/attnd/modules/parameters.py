@@ -22,7 +22,7 @@ RemoteStack = Any  # stack.RemoteStack
 # These ask for no number.
 _HARMLESS = frozenset("""
     size dim ndimension numel nelement element_size stride storage_offset is_contiguous is_floating_point is_complex
-    is_signed is_conj is_neg is_inference is_same_size get_device data_ptr untyped_storage storage __hash__ __repr__
+    is_signed is_conj is_neg is_inference is_same_size get_device data_ptr __hash__ __repr__
     __str__ __format__ __len__ __dir__ requires_grad_ is_pinned is_shared is_set_to has_names dim_order is_distributed
     is_tensor is_storage result_type can_cast has_torch_function _is_view
 """.split())
@@ -104,6 +104,13 @@ class _Numbers:
             if name == "__eq__" and len(arguments) > 1 and self is arguments[1]:
                 return True  # of lists and dicts
         _refuse(_first(_Numbers, arguments, keywords), f"{name} = ..." if how == "set" else name)
+
+    def as_subclass(self, cls: Any) -> NoReturn:
+        """PyTorch does not ask __torch_function__ about this one and the next."""
+        _refuse(self, "as_subclass")
+
+    def set_(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse(self, "set_")
 
 
 def _touched(self: Any) -> None:

@@ -34,8 +34,8 @@ from .parameters import GradientState, RemoteParameter, stack_of
 from .parts import Parts
 from .replicas import ReplicaModule, Replicas
 from .states import add_inner_hooks, add_stack_hooks, drop_inner_hooks
-from .stepping import Stepping
-from .watch import Watch, has_hooks, refuse_captures, refuse_hooks
+from .stepping import Sent, Stepping
+from .watch import Watch, has_hooks, refuse_around, refuse_captures, refuse_hooks
 
 __all__ = ["RemoteStack", "layout_of", "stack_of"]
 
@@ -126,6 +126,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
         self.steps: Dict[str, int] = {}  # of each parameter
         self._parked: Dict[str, Dict[str, Tensor]] = {}  # moments, by kind, that the module does not have
         self._staged: Dict[str, Tuple[StepValues, float]] = {}  # steps that wait for those of other optimizers
+        self._unsure: Optional[Sent] = None  # a step that failed, and may have been done
+        self._failed: Any = weakref.WeakKeyDictionary()  # what steps that waited failed with, by their optimizers
         # ---- Gradients.
         self.hides = False
         self._lent, self._lent_bits = None, {}
@@ -175,6 +177,20 @@ class RemoteStack(Stepping, Owning, nn.Module):
     def __setitem__(self, index: int, layer: nn.Module) -> None:
         setattr(self, [name for name, _ in self._layers()][index], layer)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Module):  # a layer, called as one of these from now on
+            self._put_forward([*self._modules].index(name), name, value)
+
+    def __delitem__(self, index: Any) -> NoReturn:
+        self._refuse_other_length()
+
+    def _refuse_other_length(self, *_: Any) -> NoReturn:
+        raise TypeError("offload: expected as many layers as were offloaded: change the list before attnd.torch.offload, or "
+                        "leave a layer out in a loop")
+
+    append = extend = insert = pop = __add__ = __iadd__ = _refuse_other_length
+
     @property
     def kind(self) -> str:
         """How its layers are called, as Described has it."""
@@ -214,6 +230,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
         return _copied(self._layers()[index][1], memo)
 
     def _fill_memo(self, memo: Dict[int, Any]) -> None:
+        if not self._local:
+            self.refresh()
         if self._options.server_optimizer and not self._local:
             weights = self.weights()
             for name, tensor in self._tensors().items():
@@ -307,7 +325,9 @@ class RemoteStack(Stepping, Owning, nn.Module):
         parts = Parts([f"{name}." for name, _ in layers], described)
         cached = {f"{name}.{inner}": layer.get_parameter(inner) for (name, layer), found in zip(layers, described)
                   for inner in found.names}
-        if parts.shapes != self._parts.shapes:
+        found = {name: stack_of(tensor) for name, tensor in cached.items()}
+        moved = any(at is not None and at[0] is self and at[1] != name for name, at in found.items())
+        if parts.shapes != self._parts.shapes or moved:
             self.rearrange(cached)
         has_taken = self.is_remote and self.take(cached)
         self._parts, self.described, self._cached = parts, described, cached
@@ -421,6 +441,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
             raise FailedPrecondition("local_weights: expected no call of the layers in this block: they run on the daemon, "
                                      "which gets the weights at its end")
         refuse_captures()
+        refuse_around()
         changed = self._refresh()
         self._is_new |= changed
         return changed
@@ -470,9 +491,9 @@ class RemoteStack(Stepping, Owning, nn.Module):
                 try:
                     pending.result()
                 except FailedPrecondition as error:
-                    if error.reason != "STATE_LOST":
+                    if error.reason not in ("", "STATE_LOST"):
                         raise
-                    pending.error = error  # for whoever looks at it: new weights would make it another one
+                    pending.error = error  # for whoever looks at it: its input, or its weights, are others by now
 
     def takes_alike(self, indices: Tuple[int, int], first: Tuple[Any, ...], first_named: Dict[str, Any],
                     arguments: Tuple[Any, ...], named: Dict[str, Any]) -> bool:

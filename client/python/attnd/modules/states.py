@@ -99,6 +99,7 @@ def take_state_dict(stack: RemoteStack, state_dict: Dict[str, Any], prefix: str,
         for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[f"{prefix}0.{key[len(prefix):]}"] = state_dict.pop(key)
     if stack.is_remote:
+        stack.refresh()
         every = {prefix + name: (name, tensor.shape) for name, tensor in stack._tensors().items()}
         _give(stack, state_dict, metadata, every)
 

@@ -6,19 +6,27 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import FailedPrecondition, Unimplemented, wrong
+from ..errors import AttndError, FailedPrecondition, Unimplemented, wrong
 from .micro_batches import Line
 from .module import AdamW, GradientNorms, Module, ParameterStep, SGD, StepValues
 from .numbers import digest, host, own
 from .parameters import GradientState, RemoteGradient
 from .parts import Parts
 
-__all__ = ["Stepping"]
+__all__ = ["Sent", "Stepping"]
+
+
+class Sent(NamedTuple):
+    """A step of the module."""
+
+    staged: Dict[str, Tuple[StepValues, float]]
+    values: List[StepValues]
+    entries: List[ParameterStep]
 
 
 class Stepping:
@@ -38,6 +46,8 @@ class Stepping:
     _spec: Union[None, AdamW, SGD]
     _parked: Dict[str, Dict[str, Tensor]]
     _staged: Dict[str, Tuple[StepValues, float]]
+    _unsure: Optional[Sent]
+    _failed: Any
     _grads: Dict[str, GradientState]
     _stale: Set[str]
     _norms: Optional[Dict[str, List[GradientNorms]]]
@@ -110,7 +120,7 @@ class Stepping:
             if self._grads:
                 self.meet()
             if self._staged.keys() & steps.keys():
-                self.flush()
+                self.flush(optimizer)
             made: Dict[str, Tuple[StepValues, float]] = {}
             live = any(not state.is_zero and not state.is_lost for state in self._grads.values())
             there = self.in_module() if any(state.is_zero for state in self._grads.values()) else set()
@@ -137,7 +147,7 @@ class Stepping:
             waiting = {name for name, state in self._grads.items() if not state.is_lost and name not in self._staged
                        and self.owner(name) not in (None, optimizer)}
             if self._staged and not waiting:
-                self.flush()
+                self.flush(optimizer)
 
     def _check_values(self, values: StepValues) -> None:
         given = self._module.registration.optimizer if self._module is not None else None
@@ -152,16 +162,26 @@ class Stepping:
                 raise FailedPrecondition(f"step: {word} was switched on, for which the daemon has no room: make "
                                          "attnd.torch.optimizer(...) anew with it, between a step and the next backward")
 
-    def flush(self) -> None:
-        """Does the steps that wait."""
+    def hear(self, optimizer: Any) -> None:
+        """Raises, once, what a step of the optimizer has failed with that waited for another's."""
+        with self._lock:
+            self._ask()
+            error = self._failed.pop(optimizer, None)
+        if error is not None:
+            kind = type(error) if isinstance(error, AttndError) else FailedPrecondition
+            raise kind("step: the last one of this optimizer waited for that of another one of these layers, and was not "
+                       f"done: {error}", reason=getattr(error, "reason", "")) from error
+
+    def flush(self, caller: Any = None) -> None:
+        """Does the steps that wait. caller: the optimizer that asks for it."""
         with self._lock:
             self.line.finish()
+            self._ask()
             if not self._staged or self._module is None:
                 return
             self.run_pending()
             values: Dict[StepValues, int] = {}
             entries = []
-            moved = isinstance(self._module.registration.optimizer, AdamW)
             for name in self._parts.names:
                 if name not in self._staged:
                     entries.append(ParameterStep())
@@ -169,17 +189,42 @@ class Stepping:
                 of, multiplier = self._staged[name]
                 entries.append(ParameterStep(values.setdefault(of, len(values)), self.steps.get(name, 0) + 1,
                                              multiplier / self._power))
-            staged, self._staged = self._staged, {}  # one that fails is no later call's
-            self._module.step_parameters(list(values), entries, timeout=self._options.timeout)
-            for name, (of, _) in staged.items():
-                if moved or of.momentum:
-                    self.steps[name] = self.steps.get(name, 0) + 1
-            for state in self._grads.values():
-                state.is_lost |= not state.is_zero
-                if state.is_zero:
-                    state.zero()
-            self._stale.clear()
-            self._norms = None
+            sent, self._staged = Sent(self._staged, list(values), entries), {}  # one that fails is no later call's
+            try:
+                self._send(sent)
+            except BaseException as error:
+                self._unsure = sent
+                for owner in map(self.owner, sent.staged):
+                    if owner not in (None, caller):
+                        self._failed[owner] = error
+                raise
+
+    def _send(self, sent: Sent) -> None:
+        assert self._module is not None
+        self._module.step_parameters(sent.values, sent.entries, timeout=self._options.timeout)
+        moved = isinstance(self._module.registration.optimizer, AdamW)
+        for name, (of, _) in sent.staged.items():
+            if moved or of.momentum:
+                self.steps[name] = self.steps.get(name, 0) + 1
+        for state in self._grads.values():
+            state.is_lost |= not state.is_zero
+            if state.is_zero:
+                state.zero()
+        self._stale.clear()
+        self._norms = None
+
+    def _ask(self) -> None:
+        """Whether the daemon has done a step whose reply was lost."""
+        if self._unsure is None or self._module is None or self.ranks is not None:
+            return
+        try:
+            found = self._module.status(timeout=self._options.timeout)
+            if int(found["sequence"]) > self._module.sequence:
+                self._send(self._unsure)  # again: it is known there
+                self._failed.clear()
+        except FailedPrecondition:
+            pass  # what the daemon has is lost, or another's
+        self._unsure = None
 
     def moments(self) -> Dict[str, Dict[str, Tensor]]:
         """By kind and name, of parameters that have been stepped."""

@@ -8,12 +8,13 @@ import operator
 import sys
 from typing import Any, Dict, List, Sequence, Tuple
 
+import torch
 from torch import nn
 
 from ..errors import Unimplemented
 from .adapters import is_adapted, state_of
 
-__all__ = ["Watch", "has_hooks", "refuse_captures", "refuse_hooks"]
+__all__ = ["Watch", "has_hooks", "refuse_around", "refuse_captures", "refuse_hooks"]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -34,6 +35,18 @@ def refuse_captures() -> None:
         if "hidden_states" not in name:
             raise Unimplemented(f"output_{name}: expected False: what is inside a layer on a daemon stays there",
                                 field=f"output_{name}")
+
+
+def refuse_around() -> None:
+    """In a call of a layer: of what PyTorch would do to each module inside it, or to each operation."""
+    every: Any = nn.modules.module
+    if every._has_any_global_hook():
+        raise Unimplemented("hook: expected no hook of all modules (torch.nn.modules.module.register_module_...): it would "
+                            "not run inside layers on a daemon; register it on the layers, or on the modules around them",
+                            field="hook")
+    if torch._C._are_functorch_transforms_active():
+        raise Unimplemented("torch.func: expected no transform (grad, vjp, jvp, vmap) of layers on a daemon: call them, and "
+                            "then backward() or torch.autograd.grad of inputs", field="transform")
 
 
 class _NoHooks(collections.OrderedDict):  # type: ignore[type-arg]
@@ -77,13 +90,15 @@ class Watch:
                                              for inner in (module._modules, module._parameters) if inner]
         self._empty: List[Dict[str, Any]] = [inner for module in self._modules
                                              for inner in (module._modules, module._parameters) if not inner]
+        self._parameters = [tensor for module in self._modules for tensor in module._parameters.values()]
         self._adapted = [module for module in self._modules if is_adapted(module)]
         self._saved_inner = [dict(inner) for inner in self._inner]
         self._saved = self._look()
 
     def _look(self) -> Tuple[Any, ...]:
         return ([get(values) for get, values in self._getters], list(map(len, self._dicts)),
-                [module.__class__ for module in self._modules], [state_of(module) for module in self._adapted])
+                [module.__class__ for module in self._modules], list(map(type, self._parameters)),
+                [state_of(module) for module in self._adapted])
 
     def changed(self) -> bool:
         try:
