@@ -145,7 +145,7 @@ constexpr int64_t SumParts(const ColumnSumsDesc& d) {
          (d.rows % d.block_rows + kSumMostRows - 1) / kSumMostRows;
 }
 constexpr int64_t SumBlocks(const ColumnSumsDesc& d) { return SumParts(d) * SumGroups(d); }
-// Of each group of columns, how many blocks of rows are done, and of each of these, where it has
+// For each group of columns: how many blocks of rows are done, and for each of these, where it has
 // several parts, whose turn it is.
 constexpr int64_t SumTurns(const ColumnSumsDesc& d) {
   return SumGroups(d) * (SumPartsOfBlock(d) > 1 ? 1 + SumRowBlocks(d) : 1);

@@ -82,8 +82,8 @@ void PutMostWorkFirstInGroups(std::vector<SizedTile>& tiles) {
   });
 }
 
-// Of few tiles the last group's longest would begin late: all are one group then, if the launch
-// ends sooner by more than the L2 spares.
+// Where tiles are few, the last group's longest would begin late: all are one group then, if the
+// launch ends sooner by more than the L2 spares.
 void PutMostWorkFirst(std::vector<SizedTile>& tiles, int64_t blocks) {
   constexpr int64_t kFew = 4;  // times what all blocks do in the longest tile's time
   PutMostWorkFirstInGroups(tiles);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/layers/cuda/cuda_device.h"
+#include "kernels/layers/cuda/device_bench.h"
 #include "kernels/layers/executor/executor_instance.h"
 
 namespace attnd {

@@ -15,7 +15,6 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/driver/nccl.h"
 #include "kernels/device.h"
-#include "kernels/layers/cuda/device_bench.h"
 #include "kernels/layers/cuda/plan_cache.h"
 #include "kernels/layers/cuda/plan_search.h"
 #include "modules/module_engine.h"
@@ -32,7 +31,7 @@ struct CudaModuleOptions {
   CutBlocks cut = nullptr;                       // null: by bounds; until it is measured
   std::shared_ptr<const Nccl> nccl = nullptr;    // null: replicas are not connected
   std::shared_ptr<PlanSearch> search = nullptr;  // null: nothing is measured
-  DeviceBench::Clock clock = nullptr;
+  SampleClock clock = nullptr;
 };
 // The attention engine outlives this one.
 std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,

@@ -5,7 +5,8 @@
 namespace attnd {
 
 absl::StatusOr<std::unique_ptr<DeviceBench>> DeviceBench::Make(ExecutorInstance& instance,
-                                                               CudaDevice& device, Clock clock) {
+                                                               CudaDevice& device,
+                                                               SampleClock clock) {
   ASSIGN_OR_RETURN(std::unique_ptr<InstanceProbe> probe, InstanceProbe::Make(instance));
   return std::unique_ptr<DeviceBench>(new DeviceBench(std::move(probe), device, std::move(clock)));
 }

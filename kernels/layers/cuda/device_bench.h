@@ -2,7 +2,6 @@
 // first call: Finish leaves the instance as it was made. One thread at a time.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <utility>
 
@@ -16,13 +15,9 @@ namespace attnd {
 
 class DeviceBench final : public SegmentBench {
  public:
-  // Seconds that all kernels of an instance have taken, from what the GPU's events say: for tests
-  // that lie. Null: as they say.
-  using Clock = std::function<double(double seconds)>;
-
   // The instance, on this device, outlives the bench.
   static absl::StatusOr<std::unique_ptr<DeviceBench>> Make(ExecutorInstance& instance,
-                                                           CudaDevice& device, Clock clock);
+                                                           CudaDevice& device, SampleClock clock);
 
   absl::StatusOr<double> Seconds(const SegmentPart& part, const ProductTuning& tuning,
                                  int times) override;
@@ -31,7 +26,7 @@ class DeviceBench final : public SegmentBench {
   absl::Status Finish() override;
 
  private:
-  DeviceBench(std::unique_ptr<InstanceProbe> probe, CudaDevice& device, Clock clock)
+  DeviceBench(std::unique_ptr<InstanceProbe> probe, CudaDevice& device, SampleClock clock)
       : probe_(std::move(probe)), device_(device), clock_(std::move(clock)) {}
   double Now() const {
     const double seconds = device_.kernel_seconds();
@@ -40,7 +35,7 @@ class DeviceBench final : public SegmentBench {
 
   const std::unique_ptr<InstanceProbe> probe_;
   CudaDevice& device_;
-  const Clock clock_;
+  const SampleClock clock_;
 };
 
 }  // namespace attnd

@@ -37,6 +37,10 @@ struct SegmentPart {
   std::vector<OpSegment> segments;
 };
 
+// Seconds that all kernels of an instance have taken, from what the GPU's events say: for tests
+// that lie. Null: as they say.
+using SampleClock = std::function<double(double seconds)>;
+
 // SegmentBench: the instance that a search measures on.
 class SegmentBench {
  public:

@@ -325,8 +325,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
         parts = Parts([f"{name}." for name, _ in layers], described)
         cached = {f"{name}.{inner}": layer.get_parameter(inner) for (name, layer), found in zip(layers, described)
                   for inner in found.names}
-        found = {name: stack_of(tensor) for name, tensor in cached.items()}
-        moved = any(at is not None and at[0] is self and at[1] != name for name, at in found.items())
+        owners = {name: stack_of(tensor) for name, tensor in cached.items()}
+        moved = any(at is not None and at[0] is self and at[1] != name for name, at in owners.items())
         if parts.shapes != self._parts.shapes or moved:
             self.rearrange(cached)
         has_taken = self.is_remote and self.take(cached)
