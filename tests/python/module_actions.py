@@ -1,6 +1,7 @@
 """Programs of training do this to a net (module_programs.py): each action of the same net in PyTorch and offloaded."""
 import copy
 import math
+import random
 
 import torch
 from torch import nn
@@ -520,7 +521,11 @@ def hook(draw):
     def act(twin):
         module = dict(twin.net.named_modules())["layers.0.0"]
         handle = module.register_forward_hook(lambda module, inputs, output: output * 2)
-        twin.keep = handle
+        try:
+            twin.net(data(random.Random(1), 2, 3)[0])
+        except TypeError:  # a piece that was put in place of another, of which the stack has learnt with the call
+            handle.remove()
+            raise
     return act
 
 

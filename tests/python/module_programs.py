@@ -22,9 +22,9 @@ TOLERANCE = 1e-3  # lr is 1e-2
 MOST = 30.0  # of weights that are finite
 
 # PyTorch's own: .grad of None, a scaler without gradients, the state of an optimizer with other groups, second derivatives,
-# gradients of parameters of layers that were left out, groups that a schedule does not know
+# gradients of parameters of layers that were left out, groups that a schedule does not know, amsgrad that is switched on
 OF_PYTORCH = ("NoneType", "No inf checks", "doesn't match the size", "once_differentiable", "to not have been used",
-              "initial_lr", "swa_lr")
+              "initial_lr", "swa_lr", "zip() argument 2 is shorter", "max_exp_avg_sq")
 
 # Actions of several parts, of which the last may be refused.
 HALF = {"train_step", "step", "scaled_step", "step_with_closure", "load", "load_assigned", "two_optimizers",

@@ -39,10 +39,11 @@ def train(twin, x, y, optimizers=None):
 
 
 def entries(twin, optimizer, state):
-    """A state's, but those of parameters that others have replaced."""
+    """A state's, but those of parameters that others have replaced, and of which a fused optimizer left out each step."""
     here = set(map(id, twin.net.parameters()))
     listed = [p for group in optimizer.param_groups for p in group["params"]]
-    return [(number, entry) for number, entry in sorted(state["state"].items()) if id(listed[number]) in here]
+    return [(number, entry) for number, entry in sorted(state["state"].items()) if id(listed[number]) in here
+            and entry.get("step") != 0]
 
 
 def rates(optimizers):
@@ -58,7 +59,8 @@ def look_at_moments(draw):
                 found.append(float(number))
                 for key, value in sorted(entry.items()):
                     if value is not None:
-                        found.append(torch.as_tensor(value).sqrt() if "sq" in key else value)
+                        value = torch.as_tensor(value)
+                        found.append(value.sqrt() if "sq" in key else value / 10 if key == "momentum_buffer" else value)
         twin.seen = numbers(found)
     return act
 
@@ -68,7 +70,7 @@ def look_at_gradients(draw):
     word = draw.choice(["layers.0", "bias", "layers", ""])
 
     def act(twin):
-        twin.seen = numbers(attnd.torch.fetch(p.grad) * 10 for n, p in twin.net.named_parameters()
+        twin.seen = numbers(attnd.torch.fetch(p.grad) * 2 for n, p in twin.net.named_parameters()
                             if word in n and p.grad is not None)
     return act
 
@@ -384,8 +386,8 @@ CHANGES = [
     lambda g: g.view(-1).mul_(0.5), lambda g: torch.mul(g, 0.5, out=g), lambda g: g.clamp_(-1e-3, 1e-3),
     lambda g: g.nan_to_num_(), lambda g: g.copy_(g * 0.5), lambda g: torch._foreach_mul_([g], 0.5),
     lambda g: torch._foreach_div_([g], [2.0]), lambda g: g.mul_(torch.tensor(0.5)), lambda g: g.mul_(torch.tensor([0.5])),
-    lambda g: g.mul_(other=0.5), lambda g: g.div_(0.3, rounding_mode="floor"), lambda g: g.lerp_(torch.ones_like(g), 0.1),
-    lambda g: g.fill_(0.0), lambda g: g.fill_(0.1), lambda g: g.t().zero_(), lambda g: g.sign_(), lambda g: g.mT.mul_(2),
+    lambda g: g.mul_(other=0.5), lambda g: g.div_(0.3, rounding_mode="trunc"), lambda g: g.lerp_(torch.ones_like(g), 0.1),
+    lambda g: g.fill_(0.0), lambda g: g.fill_(0.1), lambda g: g.t().zero_(), lambda g: g.tanh_(), lambda g: g.mT.mul_(2),
     lambda g: g.masked_fill_(torch.ones(g.shape, dtype=torch.bool), 0.1), lambda g: g.add_(0), lambda g: g.sub_(0.1),
     lambda g: setattr(g, "data", torch.ones(g.shape)), lambda g: g.__setitem__(..., 0.0), lambda g: g.unsqueeze(0).mul_(2),
     lambda g: torch._foreach_zero_([g]), lambda g: torch._foreach_neg_([g]), lambda g: torch._foreach_add_([g], 0.1),

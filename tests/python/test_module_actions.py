@@ -452,3 +452,83 @@ def test_looking_at_layers_costs_little():
         assert not stack._refresh()
         took.append(time.perf_counter() - began)
     assert sorted(took)[20] < 2e-4  # 30 µs on a machine that does nothing else
+
+
+def step(net, optimizer):
+    optimizer.zero_grad()
+    loss(net, X).backward()
+    optimizer.step()
+
+
+def both(pairs, make):
+    """Optimizers of the two nets, one of them with a daemon's parameters."""
+    return [make(pairs[0].parameters()), attnd.torch.optimizer(make(pairs[1].parameters()))]
+
+
+def keys(optimizer):
+    return {number: sorted(key for key, value in entry.items() if value is not None)
+            for number, entry in optimizer.state_dict()["state"].items()}
+
+
+def test_only_groups_with_amsgrad_have_its_moment():
+    nets = pair()
+
+    def make(parameters):
+        listed = [*parameters]
+        return torch.optim.Adam([{"params": listed[::2]}, {"params": listed[1::2], "amsgrad": True}], lr=1e-2, eps=1e-4)
+    made = both(nets, make)
+    for net, optimizer in zip(nets, made):
+        step(net, optimizer)
+    assert keys(made[0]) == keys(made[1])
+    made[1].load_state_dict(made[0].state_dict())
+    assert keys(made[0]) == keys(made[1])
+    made[1].param_groups[0]["amsgrad"] = True  # KeyError in PyTorch
+    made[1].zero_grad()
+    loss(nets[1], X).backward()
+    with pytest.raises(attnd.FailedPrecondition, match="amsgrad was switched on"):
+        made[1].step()
+
+
+def test_momentum_that_is_switched_off_stays_in_the_state():
+    nets = pair()
+    made = both(nets, lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.8))
+    for net, optimizer in zip(nets, made):
+        step(net, optimizer)
+        optimizer.param_groups[0]["momentum"] = 0.0
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        step(net, optimizer)
+    assert keys(made[0]) == keys(made[1])
+    for one, other in zip(*[optimizer.state_dict()["state"].values() for optimizer in made]):
+        torch.testing.assert_close(one["momentum_buffer"], other["momentum_buffer"], rtol=1e-3, atol=1e-5)
+    same(*nets)
+
+
+def test_moments_of_a_parameter_stay_when_its_tensor_is_swapped():
+    nets = pair()
+    made = both(nets, lambda parameters: torch.optim.AdamW(parameters, eps=1e-4))
+    for net, optimizer in zip(nets, made):
+        step(net, optimizer)
+        optimizer.zero_grad()
+        torch.utils.swap_tensors(net.layers[2][0].weight, nn.Parameter(torch.ones(24, 16)))
+    assert keys(made[0]) == keys(made[1])
+
+
+def test_a_layer_that_was_put_there_is_converted_before_its_first_call():
+    _, there = pair()
+    there.layers[1] = Net(1).layers[0].half()
+    there.float()
+    assert {p.dtype for p in there.parameters()} == {torch.float32}
+
+
+def test_a_layer_whose_first_call_is_in_inference_mode_is_trained_later():
+    here, there = pair()
+    new = Net(1).layers[0]
+    for net in (here, there):
+        net.layers[1] = copy.deepcopy(new)
+        with torch.inference_mode():
+            net(X)
+        net.layers[1].requires_grad_(False).requires_grad_(True)
+    made = both((here, there), lambda parameters: torch.optim.SGD(parameters, lr=1e-2))
+    for net, optimizer in zip((here, there), made):
+        step(net, optimizer)
+    same(here, there)

@@ -115,6 +115,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> Dict[str, Any]:
         """As the optimizer alone would have it, with the daemons' moments."""
         self._hear()
+        take_new(self._listed())
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         with self._unhooked():
@@ -139,6 +140,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Loads a state of this class, or of the optimizer alone over a model that was never offloaded."""
         self._hear()
+        take_new(self._listed())
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         listed = self._listed()

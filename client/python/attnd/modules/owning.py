@@ -38,6 +38,7 @@ class Owning:
     _cached: Dict[str, nn.Parameter]
     _weights: Dict[str, Tensor]
     _parked: Dict[str, Dict[str, Tensor]]
+    _maxed: Set[str]
     _sent: Dict[str, int]
     _owners: Dict[str, Any]
     _grads: Dict[str, GradientState]
@@ -47,6 +48,7 @@ class Owning:
         """Once."""
         _stacks.add(self)
 
+    @torch.inference_mode(False)  # in which a layer may be called first: its parameters are ordinary ones
     def take(self, cached: Dict[str, nn.Parameter]) -> bool:
         """Those that are still here. Whether there are any."""
         mine: Any = self
@@ -97,6 +99,7 @@ class Owning:
             mine._begin_moments(others)
         return bool(taken)
 
+    @torch.inference_mode(False)
     def rearrange(self, cached: Dict[str, nn.Parameter]) -> None:
         """Parameters have come, gone or other names: the next call registers a module of those that there are, with the
         weights and moments of those that stay."""
@@ -127,6 +130,7 @@ class Owning:
         def renamed(values: Dict[str, Any]) -> Dict[str, Any]:
             return {names[name]: value for name, value in values.items() if name in names}
         self._weights, self._parked = renamed(weights), {kind: renamed(tensors) for kind, tensors in moments.items()}
+        self._maxed = {names[name] for name in self._maxed if name in names}
         self.steps, self._owners, self._grads = renamed(self.steps), renamed(self._owners), renamed(self._grads)
 
     def _let_go(self, name: str, old: RemoteParameter, weights: Dict[str, Tensor],

@@ -125,6 +125,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
         self._spec: Union[None, AdamW, SGD] = None
         self.steps: Dict[str, int] = {}  # of each parameter
         self._parked: Dict[str, Dict[str, Tensor]] = {}  # moments, by kind, that the module does not have
+        self._maxed: Set[str] = set()
         self._staged: Dict[str, Tuple[StepValues, float]] = {}  # steps that wait for those of other optimizers
         self._unsure: Optional[Sent] = None  # a step that failed, and may have been done
         self._failed: Any = weakref.WeakKeyDictionary()  # what steps that waited failed with, by their optimizers
@@ -213,6 +214,9 @@ class RemoteStack(Stepping, Owning, nn.Module):
             if fn(torch.empty(0, dtype=dtype)).dtype != dtype:
                 raise Unimplemented("to: parameters on a daemon are float32 there, and keep their type here; convert the "
                                     "model before attnd.torch.offload, whose precision= is the arithmetic's", field="dtype")
+        for module in self.modules():  # those that have come since the last call
+            if module._parameters and not any(isinstance(p, RemoteParameter) for p in module.parameters(False)):
+                module._apply(fn, False)  # type: ignore[call-arg]
         return self  # wherever it was moved
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> RemoteStack:

@@ -45,6 +45,7 @@ class Stepping:
     _owners: Dict[str, Any]
     _spec: Union[None, AdamW, SGD]
     _parked: Dict[str, Dict[str, Tensor]]
+    _maxed: Set[str]  # parameters that began with amsgrad, and have a third moment
     _staged: Dict[str, Tuple[StepValues, float]]
     _unsure: Optional[Sent]
     _failed: Any
@@ -140,6 +141,8 @@ class Stepping:
                     raise FailedPrecondition(f"step: the gradient of {name} was set to 0 and is not finite on the daemon: "
                                              "call zero_grad() for all parameters")
                 self._check_values(values)
+                if values.amsgrad and self.steps.get(name) and name not in self._maxed:
+                    raise _switched_on("amsgrad")
                 made[name] = values, (0.0 if state.is_zero else state.factor) * inverse * sign
             if not checked:
                 return
@@ -159,8 +162,7 @@ class Stepping:
         for word, has in (("momentum", not isinstance(given, SGD) or given.momentum > 0 or values.momentum == 0),
                           ("amsgrad", not isinstance(given, AdamW) or given.amsgrad or not values.amsgrad)):
             if not has:
-                raise FailedPrecondition(f"step: {word} was switched on, for which the daemon has no room: make "
-                                         "attnd.torch.optimizer(...) anew with it, between a step and the next backward")
+                raise _switched_on(word)
 
     def hear(self, optimizer: Any) -> None:
         """Raises, once, what a step of the optimizer has failed with that waited for another's."""
@@ -204,6 +206,8 @@ class Stepping:
         self._module.step_parameters(sent.values, sent.entries, timeout=self._options.timeout)
         moved = isinstance(self._module.registration.optimizer, AdamW)
         for name, (of, _) in sent.staged.items():
+            if not self.steps.get(name):
+                (self._maxed.add if of.amsgrad else self._maxed.discard)(name)
             if moved or of.momentum:
                 self.steps[name] = self.steps.get(name, 0) + 1
         for state in self._grads.values():
@@ -238,7 +242,8 @@ class Stepping:
                 got = self._parts.get(self._module, given.moments, names, timeout=self._options.timeout)
                 for kind, tensors in got.items():
                     found.setdefault(kind, {}).update({name: torch.from_numpy(array) for name, array in tensors.items()})
-            return found
+            most = found.get("moment2_max", {})  # those of others are 0, in a module that has room for all
+            return {**found, "moment2_max": {name: most[name] for name in most if name in self._maxed}}
 
     def put_moments(self, moments: Dict[str, Dict[str, Tensor]], steps: Dict[str, int], checked: bool) -> None:
         """Sets the moments of these parameters; the others' stay. With checked=False only looks whether it can."""
@@ -251,15 +256,23 @@ class Stepping:
                                 tuple(tensor.shape))
             if not checked:
                 return
+            self._drop_parked(steps)
             self._put_moments({kind: {name: own(tensor) for name, tensor in tensors.items()}
                                for kind, tensors in moments.items()})
+            self._maxed = (self._maxed - steps.keys()) | moments.get("moment2_max", {}).keys()
             self.steps.update(steps)
             for name in [name for name, step in self.steps.items() if not step]:
                 self.steps.pop(name)
 
     def _begin_moments(self, parameters: Mapping[str, Tensor]) -> None:
         zeros = {name: torch.zeros(parameter.shape) for name, parameter in parameters.items()}
+        self._drop_parked(zeros)
         self._put_moments({kind: zeros for kind in (self._spec.moments if self._spec else ())})
+
+    def _drop_parked(self, names: Iterable[str]) -> None:
+        for tensors in self._parked.values():
+            for name in names:
+                tensors.pop(name, None)
 
     def _put_moments(self, moments: Dict[str, Dict[str, Tensor]]) -> None:
         for kind, tensors in moments.items():
@@ -269,13 +282,15 @@ class Stepping:
         """Sends parked moments that the module has room for."""
         assert self._module is not None
         there, has = self.in_module(), self._module.registration.optimizer
+        room = has.moments if has is not None else ()
         given = {kind: {name: host(tensor) for name, tensor in self._parked.get(kind, {}).items() if name in there}
-                 for kind in (has.moments if has is not None else ())}
+                 for kind in room}
         if any(given.values()):
             self._parts.put(self._module, {kind: tensors for kind, tensors in given.items() if tensors},
                             timeout=self._options.timeout)
-        self._parked = {kind: {name: tensor for name, tensor in tensors.items() if name not in there}
-                        for kind, tensors in self._parked.items() if not there.issuperset(tensors)}
+        kept = {kind: {name: tensor for name, tensor in tensors.items() if kind not in room or name not in there}
+                for kind, tensors in self._parked.items()}
+        self._parked = {kind: tensors for kind, tensors in kept.items() if tensors}
 
     def in_module(self) -> Set[str]:
         """Parameters whose moments the module has."""
@@ -525,3 +540,8 @@ def _union(specs: Sequence[Any]) -> Any:
     """Returns the one that has the moments that any of them needs."""
     most: Any = max(specs, key=lambda spec: len(spec.moments))
     return most
+
+
+def _switched_on(word: str) -> FailedPrecondition:
+    return FailedPrecondition(f"step: {word} was switched on, for which the daemon has no room: make "
+                              "attnd.torch.optimizer(...) anew with it, between a step and the next backward")
