@@ -532,3 +532,22 @@ def test_a_layer_whose_first_call_is_in_inference_mode_is_trained_later():
     for net, optimizer in zip((here, there), made):
         step(net, optimizer)
     same(here, there)
+
+
+BACK = {"another kind": ("adamw", "sgd", "adamw"), "largest moments": ("adam", "adamw", "adam")}
+
+
+@pytest.mark.parametrize("kinds", BACK.values(), ids=BACK)
+def test_an_optimizer_like_the_one_before_the_last_begins_anew(kinds):
+    twins = pair(max_rows=64)
+    for net, wrap in zip(twins, (lambda made: made, attnd.torch.optimizer)):
+        for _ in range(2):
+            for kind in kinds:
+                made = wrap(BUILDS[kind](net.parameters()))
+                if kind == kinds[1]:
+                    continue  # the daemon has not met it
+                for factor in (3.0, 1.0):
+                    made.zero_grad()
+                    (loss(net, X) * factor).backward()
+                    made.step()
+    same(*twins, atol=1e-4)

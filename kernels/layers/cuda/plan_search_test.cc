@@ -6,6 +6,7 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "attention/random_problem.h"
 #include "gtest/gtest.h"
 #include "kernels/dense/dense_params.h"
 #include "modules/known_layers.h"
