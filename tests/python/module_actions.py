@@ -61,6 +61,14 @@ class Twin:
         return (self.net.head(h) - y).square().mean()
 
 
+def entries(twin, optimizer, state):
+    """A state's, but those of parameters that others have replaced, and of which a fused optimizer left out each step."""
+    here = set(map(id, twin.net.parameters()))
+    listed = [p for group in optimizer.param_groups for p in group["params"]]
+    return [(number, entry) for number, entry in sorted(state["state"].items()) if id(listed[number]) in here
+            and entry.get("step") != 0]
+
+
 BUILDS = {  # eps: at 1e-8 Adam would make the rounding of a gradient that is nearly 0 as large as any
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, eps=1e-4),
     "adam": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True, eps=1e-4),
@@ -389,7 +397,9 @@ def scaled_step(draw):
 @action()
 def save(draw):
     def act(twin):
-        twin.saved = copy.deepcopy([twin.net.state_dict(), [one.state_dict() for one in twin.optimizers]])
+        states = [one.state_dict() for one in twin.optimizers]
+        states = [{**state, "state": dict(entries(twin, one, state))} for one, state in zip(twin.optimizers, states)]
+        twin.saved = copy.deepcopy([twin.net.state_dict(), states])
     return act
 
 

@@ -154,7 +154,7 @@ def run(seed, optimizer="server", trace=None, restart=lambda: None):
 
 def undo(here, there):
     """A refused action may have got half way: what is not on the daemon is made alike again, gradients are forgotten."""
-    names = [name for name, _ in here.net.named_parameters() if not name.startswith("layers")]
+    names = [name for name, p in there.net.named_parameters() if not p.is_meta]
     state = here.net.state_dict()
     with torch.no_grad():
         for name in names:

@@ -4,7 +4,7 @@ import io
 import math
 
 import torch
-from module_actions import BUILDS, action, data
+from module_actions import BUILDS, action, data, entries
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -36,14 +36,6 @@ def train(twin, x, y, optimizers=None):
     twin.loss(x, y).backward()
     for one in twin.optimizers if optimizers is None else optimizers:
         one.step()
-
-
-def entries(twin, optimizer, state):
-    """A state's, but those of parameters that others have replaced, and of which a fused optimizer left out each step."""
-    here = set(map(id, twin.net.parameters()))
-    listed = [p for group in optimizer.param_groups for p in group["params"]]
-    return [(number, entry) for number, entry in sorted(state["state"].items()) if id(listed[number]) in here
-            and entry.get("step") != 0]
 
 
 def rates(optimizers):

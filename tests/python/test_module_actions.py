@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import attnd  # noqa: E402
 import attnd.torch  # noqa: E402
-from attnd.modules import leases  # noqa: E402
+from attnd.modules import leases, parts  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -551,3 +551,33 @@ def test_an_optimizer_like_the_one_before_the_last_begins_anew(kinds):
                     (loss(net, X) * factor).backward()
                     made.step()
     same(*twins, atol=1e-4)
+
+
+def test_a_parameter_that_is_replaced_after_an_exchange_is_taken_once_gradients_are_gone():
+    here, there = pair(max_rows=64)
+    for net in (here, there):
+        loss(net, X).backward()
+        piece = net.layers[2][0]
+        torch.utils.swap_tensors(piece.weight, nn.Parameter(torch.zeros(24, 16)))
+        piece.weight = nn.Parameter(torch.full((24, 16), 0.1))
+    with pytest.raises(attnd.FailedPrecondition, match="zero_grad"):
+        there(X)
+    there.zero_grad()
+    torch.testing.assert_close(there(X), here(X))
+    same(here, there)
+
+
+def test_a_parameter_that_the_daemon_did_not_get_is_sent_by_the_next_call(monkeypatch):
+    here, there = pair(max_rows=64)
+    there(X)
+    for net in (here, there):
+        net.layers[2][0].weight = nn.Parameter(torch.full((24, 16), 0.1))
+
+    def fail(*_, **__):
+        raise attnd.Unavailable("put: the daemon is away")
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.Parts, "put", fail)
+        with pytest.raises(attnd.Unavailable):
+            there(X)
+    torch.testing.assert_close(there(X), here(X))
+    same(here, there)

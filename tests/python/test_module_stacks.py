@@ -114,9 +114,10 @@ def test_a_registration_that_fails_leaves_weights_and_moments_to_the_next(monkey
     for one in (here, there):
         one.train()
         one.optimizer.param_groups[0]["amsgrad"] = True
-        one.optimizer.load_state_dict(one.optimizer.state_dict())
-    for state in here.optimizer.state.values():
-        state["max_exp_avg_sq"] = torch.zeros_like(state["exp_avg_sq"])
+        state = one.optimizer.state_dict()
+        for number in state["param_groups"][0]["params"]:
+            state["state"][number]["max_exp_avg_sq"] = torch.zeros_like(state["state"][number]["exp_avg_sq"])
+        one.optimizer.load_state_dict(state)
     with monkeypatch.context() as patch:
         patch.setattr(Module, "__init__", lambda *_, **__: (_ for _ in ()).throw(attnd.Unavailable("nobody")))
         with pytest.raises(attnd.Unavailable):

@@ -52,7 +52,6 @@ class Owning:
     def take(self, cached: Dict[str, nn.Parameter]) -> bool:
         """Those that are still here. Whether there are any."""
         mine: Any = self
-        taken: Dict[str, Tensor] = {}
         held: List[nn.Parameter] = []
         swap: Any = torch.utils.swap_tensors
         here = {name: tensor for name, tensor in cached.items()
@@ -68,14 +67,15 @@ class Owning:
         if here and self._module is not None:
             mine._refuse_live("offload", besides=here)
         swapped = {name for name, tensor in here.items() if self._cached.get(name) is tensor}  # torch.utils.swap_tensors
+        had_gradients = {name for name in here if self._grads.pop(name, None) is not None}
+        taken = {name: own(tensor) for name, tensor in here.items()}
+        if taken and self._module is not None:
+            mine.assign(taken, "offload")  # while they are here still: where it fails, the next call tries it again
         for name, tensor in here.items():
             old = self._cached.get(name)
-            if name in swapped:
-                self._grads.pop(name, None)
             if isinstance(old, RemoteParameter) and stack_of(old) == (self, name):
                 old.owner = None  # nobody's: another has taken its place
-                old.had_gradient = self._grads.pop(name, None) is not None
-            taken[name] = own(tensor)
+                old.had_gradient = name in had_gradients
             owner, _, last = name.rpartition(".")
             meta = RemoteParameter(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), tensor.requires_grad)
             meta.owner = weakref.ref(self), name
@@ -95,7 +95,6 @@ class Owning:
             for name in others:
                 self.steps.pop(name, None)
                 self._owners.pop(name, None)
-            mine.assign(taken, "offload")
             mine._begin_moments(others)
         return bool(taken)
 
