@@ -63,10 +63,8 @@ class Twin:
 
 def entries(twin, optimizer, state):
     """A state's, but those of parameters that others have replaced, and of which a fused optimizer left out each step."""
-    here = set(map(id, twin.net.parameters()))
-    listed = [p for group in optimizer.param_groups for p in group["params"]]
-    return [(number, entry) for number, entry in sorted(state["state"].items()) if id(listed[number]) in here
-            and entry.get("step") != 0]
+    here, listed = set(map(id, twin.net.parameters())), [p for group in optimizer.param_groups for p in group["params"]]
+    return [(n, entry) for n, entry in sorted(state["state"].items()) if id(listed[n]) in here and entry.get("step") != 0]
 
 
 BUILDS = {  # eps: at 1e-8 Adam would make the rounding of a gradient that is nearly 0 as large as any

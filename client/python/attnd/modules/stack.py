@@ -216,7 +216,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
                                     "model before attnd.torch.offload, whose precision= is the arithmetic's", field="dtype")
         for module in self.modules():  # those that have come since the last call
             if module._parameters and not any(isinstance(p, RemoteParameter) for p in module.parameters(False)):
-                module._apply(fn, False)  # type: ignore[call-arg]
+                module._apply(fn, False)  # type: ignore[no-untyped-call]
         return self  # wherever it was moved
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> RemoteStack:

@@ -100,7 +100,7 @@ class Stepping:
             self._spec = needed
             self._begin_moments({name: self._cached[name] for name in again})
             there = self._module.registration.optimizer if self._module is not None else None
-            if type(there) is type(needed):  # its numbers may be of an optimizer before the last one
+            if there is not None and type(there) is type(needed):  # its numbers may be of an optimizer before the last one
                 zeros = {name: torch.zeros(parameter.shape) for name, parameter in self._cached.items()}
                 self._put_moments({kind: zeros for kind in there.moments if kind in needed.moments and kind not in was})
             self._owners.update({name: weakref.ref(optimizer) for name in names})
