@@ -27,6 +27,7 @@ absl::Status RemoteModule::Recover(uint64_t life, absl::Time deadline, const Cal
   const BackwardTurns::Pause pause(turns_);
   absl::MutexLock lock(&mutex_);
   if (life_ != life) return absl::OkStatus();
+  RETURN_IF_ERROR(lost_);
   is_behind_ = true;
   // The server is starting, or ends once more: asked again until the deadline.
   while (true) {
@@ -233,7 +234,7 @@ bool RemoteModule::Move(uint64_t life, absl::Time deadline, const CallOptions& o
   const BackwardTurns::Pause pause(turns_);
   absl::MutexLock lock(&mutex_);
   if (life_ != life) return true;  // another thread has
-  if (ranks_ > 1) return false;
+  if (ranks_ > 1 || !lost_.ok()) return false;
   absl::StatusOr<ModuleContents> contents = Contents(deadline, options);
   if (!contents.ok()) return false;
   const absl::StatusOr<Placement> place = PlaceModule(core_, request_, address_, deadline, options);
@@ -246,7 +247,7 @@ bool RemoteModule::FailOver(uint64_t life, absl::Time deadline, const CallOption
     const BackwardTurns::Pause pause(turns_);
     absl::MutexLock lock(&mutex_);
     if (life_ != life) return true;  // another thread has
-    if (ranks_ > 1) return false;
+    if (ranks_ > 1 || !lost_.ok()) return false;
     if (!CanReplayFrom(0) && !HasSnapshot()) return false;
     const absl::StatusOr<Placement> place =
         PlaceModule(core_, request_, address_, deadline, options);

@@ -529,6 +529,13 @@ absl::StatusOr<v1::ModuleStatus> RemoteModule::GetStatus(const CallOptions& opti
 
 absl::Status RemoteModule::Release(const CallOptions& options) {
   ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
+  // Before it is gone: a call on another thread, which then finds it gone, would register it again.
+  absl::Status before = absl::FailedPreconditionError(
+      "module: expected one that is registered, got one that was released; register it anew");
+  {
+    absl::MutexLock lock(&mutex_);
+    std::swap(before, lost_);
+  }
   absl::Status status = Persist(
       options, deadline,
       [&](ModuleTry& attempt) {
@@ -536,7 +543,10 @@ absl::Status RemoteModule::Release(const CallOptions& options) {
         return rpcs().Release(token_, attempt);
       },
       false);
-  return IsModuleLost(status) ? absl::OkStatus() : status;
+  if (status.ok() || IsModuleLost(status)) return absl::OkStatus();
+  absl::MutexLock lock(&mutex_);
+  lost_ = std::move(before);
+  return status;
 }
 
 bool RemoteModule::SpendUnused(ModuleTry& attempt) {
@@ -576,7 +586,7 @@ void RemoteModule::Drop(const Activations& activations) {
 
 bool RemoteModule::IsLost() const {
   absl::ReaderMutexLock lock(&mutex_);
-  return !lost_.ok();
+  return IsStateLost(lost_);
 }
 
 bool RemoteModule::HasLivedOn(uint64_t life) const {

@@ -123,6 +123,7 @@ class RemoteModule {
   absl::Status PutGradients(SentPut put, const CallOptions& options);
   absl::Status Get(const std::vector<TensorPlace>& places, const CallOptions& options);
   absl::StatusOr<v1::ModuleStatus> GetStatus(const CallOptions& options);
+  // Calls after it are FAILED_PRECONDITION, unless it fails.
   absl::Status Release(const CallOptions& options);
   // Gives up what no Backward will use. Failures are not told: what a server still holds then is
   // spent by an empty Backward when it has no room for another Forward.
@@ -222,7 +223,7 @@ class RemoteModule {
   std::string token_ ABSL_GUARDED_BY(mutex_);
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_);  // as whose owner it registers
   uint64_t history_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Status lost_ ABSL_GUARDED_BY(mutex_);       // STATE_LOST; OK: it is there
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);       // STATE_LOST, or released; OK: it is there
   bool is_behind_ ABSL_GUARDED_BY(mutex_) = false;  // a recovery has begun and not ended
   uint64_t life_ ABSL_GUARDED_BY(mutex_) = 0;       // registrations so far
   uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;

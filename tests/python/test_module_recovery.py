@@ -96,3 +96,20 @@ def test_a_daemon_that_is_killed_at_any_moment_leaves_the_bits_of_the_quiet_run(
     for kind, tensors in expected.items():
         for name, array in tensors.items():
             np.testing.assert_array_equal(found[kind][name], array, err_msg=f"{kind} {name}")
+
+
+def test_a_module_that_was_released_is_not_registered_again_by_a_late_call(daemon):
+    layout = small_layout(WIDTH)
+    weights = {p.name: np.zeros(p.shape, np.float32) for p in layout.parameters}
+    with attnd.connect(daemon.address, timeout=60) as client:
+        old = attnd.register(layout, client, name="released", max_rows=2 * LENGTH)
+        old.put(weights)
+        old.release()
+        new = attnd.register(layout, client, name="released", max_rows=2 * LENGTH)
+        new.put(weights)
+        for call in (old.status, lambda: old.put(weights), lambda: old.forward(numbers(1))):
+            with pytest.raises(attnd.FailedPrecondition, match="one that was released"):
+                call()
+        old.release()
+        new.forward(numbers(1))
+        new.release()
