@@ -22,6 +22,16 @@ bool IsNew(const v1::ModuleStatus& found) {
 
 }  // namespace
 
+bool RemoteModule::IsLost() const {
+  absl::ReaderMutexLock lock(&mutex_);
+  return IsStateLost(lost_);
+}
+
+bool RemoteModule::HasLivedOn(uint64_t life) const {
+  absl::ReaderMutexLock lock(&mutex_);
+  return life_ != life;
+}
+
 absl::Status RemoteModule::Recover(uint64_t life, absl::Time deadline, const CallOptions& options) {
   if (HasLivedOn(life)) return absl::OkStatus();  // another thread has recovered it
   const BackwardTurns::Pause pause(turns_);

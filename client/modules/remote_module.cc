@@ -584,16 +584,6 @@ void RemoteModule::Drop(const Activations& activations) {
   rpcs().ReleaseActivations(activations.token, one).IgnoreError();
 }
 
-bool RemoteModule::IsLost() const {
-  absl::ReaderMutexLock lock(&mutex_);
-  return IsStateLost(lost_);
-}
-
-bool RemoteModule::HasLivedOn(uint64_t life) const {
-  absl::ReaderMutexLock lock(&mutex_);
-  return life_ != life;
-}
-
 uint64_t RemoteModule::sequence() const {
   absl::ReaderMutexLock lock(&mutex_);
   return sequence_;
