@@ -123,9 +123,11 @@ MaskTiling TilingOf(const CaptureKernels& kernels) {
 }
 
 CapturePlan PlanCapture(const Problem& p, const CaptureKernels& kernels,
-                        const CaptureRequest& request, const CallMask& mask, int slices) {
+                        const CaptureRequest& request, const CallMask& mask, int slices,
+                        int64_t least) {
   CapturePlan plan = Begin(p, kernels, request, mask);
-  plan.slab_tiles = std::min(plan.slab_tiles, DivideUp(plan.tiles, slices));
+  const int64_t least_tiles = DivideUp(least, int64_t{plan.capture.splits});
+  plan.slab_tiles = std::min(plan.slab_tiles, std::max(least_tiles, DivideUp(plan.tiles, slices)));
   LaunchPlan& launch = plan.launch;
   const Problem* const problems[] = {&p};
   launch.AddParts(problems, TravelOf(kernels.scores));

@@ -32,9 +32,11 @@ struct CapturePlan {
 MaskTiling TilingOf(const CaptureKernels& kernels);
 
 // `mask`: of the problem for TilingOf(kernels), or without one; where it is held, it lies outside
-// until PlaceMask. `slices`: at least so many slabs, as far as there are tiles. They change no bit.
+// until PlaceMask. `slices`: at least so many slabs, but none of less than `least` blocks where
+// more have room. They change no bit.
 CapturePlan PlanCapture(const Problem& problem, const CaptureKernels& kernels,
-                        const CaptureRequest& request, const CallMask& mask, int slices);
+                        const CaptureRequest& request, const CallMask& mask, int slices,
+                        int64_t least);
 
 // At least what that takes.
 int64_t CaptureArenaBytes(const Problem& problem, const CaptureKernels& kernels,

@@ -180,9 +180,6 @@ bool AnyWanted(absl::Span<const Call* const> calls) {
                      [](const Call* call) { return !call->stop.stop_requested(); });
 }
 
-constexpr Direction DirectionOf(const ForwardCall&) { return Direction::kForward; }
-constexpr Direction DirectionOf(const BackwardCall&) { return Direction::kBackward; }
-
 LaunchPlan PlanElsewhere(const Problem& problem, const ForwardKernels& kernels,
                          absl::Span<const CallMask> masks) {
   return PlanForwardElsewhere(problem, kernels, masks);
@@ -351,7 +348,7 @@ absl::StatusOr<DeviceTimes> CudaBackend::RunForward(const ForwardKernels& kernel
   ASSIGN_OR_RETURN(const std::vector<CallMask> masks, MasksOf(calls, kernels));
   std::deque<Problem> own;
   LaunchPlan plan = PlanForward(ProblemsOf(calls, masks, own), kernels, IsHeld(held), masks);
-  ASSIGN_OR_RETURN(const DeviceTimes times, Launch(plan, calls, held, masks, Direction::kForward));
+  ASSIGN_OR_RETURN(const DeviceTimes times, Launch(plan, calls, held, masks));
   for (size_t n = 0; n < calls.size(); ++n) {
     if (kept[n] == nullptr) continue;
     *calls[n]->kept =
@@ -374,7 +371,7 @@ absl::StatusOr<DeviceTimes> CudaBackend::RunBackward(const BackwardKernels& kern
     if (held[n] == nullptr) continue;
     static_cast<const CudaResidual*>(calls[n]->residual)->SetExponents(plan.PartsOfCall(n));
   }
-  return Launch(plan, calls, held, masks, Direction::kBackward);
+  return Launch(plan, calls, held, masks);
 }
 
 absl::Status CudaBackend::SupportsInPlace(const Problem& problem, Direction direction) const {
@@ -422,12 +419,11 @@ absl::Status CudaBackend::LaunchInPlace(const Kernels& kernels, const Call& call
   }
   RETURN_IF_ERROR(SetZero(*launch, ZeroedGradients(call)));
   RETURN_IF_ERROR(Prepare(masks, *device_, *launch, plan));
-  const Direction direction = DirectionOf(call);
-  ASSIGN_OR_RETURN(const bool ran, RunSlices(*launch, plan, absl::MakeConstSpan(calls),
-                                             SlicesOf(plan.flops, direction)));
+  Cut(plan);
+  ASSIGN_OR_RETURN(const bool ran, RunSlices(*launch, plan, absl::MakeConstSpan(calls)));
   ASSIGN_OR_RETURN(const DeviceTimes times, launch->Finish());
   if (!ran) return absl::CancelledError("stopped");
-  Learn(plan, direction, times.kernel);
+  Learn(plan, times.kernel);
   return absl::OkStatus();
 }
 
@@ -439,10 +435,9 @@ InPlaceCall CudaBackend::PlanInPlace(const Kernels& kernels, const Call& call,
   LaunchPlan plan = PlanElsewhere(p, kernels, {});
   PlaceTensors(plan.layouts[0], AddressesOf(call), arena.address());
   std::vector<DeviceRange> zeroed = ZeroedGradients(call);
-  const Direction direction = DirectionOf(call);
-  const int slices = SlicesOf(plan.flops, direction);
-  const double seconds = plan.flops * seconds_per_flop_[static_cast<int>(direction)];
-  return InPlaceCall(std::move(plan), arena.address(), std::move(zeroed), slices, seconds);
+  Cut(plan);
+  const double seconds = plan.flops * seconds_per_flop_[static_cast<int>(plan.direction)];
+  return InPlaceCall(std::move(plan), arena.address(), std::move(zeroed), seconds);
 }
 
 absl::StatusOr<InPlaceCall> CudaBackend::PlanInPlace(const ForwardCall& call,
@@ -490,7 +485,8 @@ absl::StatusOr<CapturedMap> CudaBackend::Capture(const ForwardCall& call,
   const ForwardCall* const calls[] = {&call};
   ASSIGN_OR_RETURN(const std::vector<CallMask> masks, MasksOf(absl::MakeConstSpan(calls), kernels));
   CapturePlan plan = PlanCapture(p, kernels, request, masks[0],
-                                 SlicesOf(Flops(p, Direction::kForward), Direction::kForward));
+                                 SlicesOf(Flops(p, Direction::kForward), Direction::kForward),
+                                 Wave(kernels.scores));
   LaunchPlan& own = plan.launch;
   ASSIGN_OR_RETURN(std::unique_ptr<DeviceLaunch> launch,
                    device_->Begin(own.arena.bytes(), own.arena.regions()));
@@ -529,8 +525,8 @@ absl::StatusOr<CapturedMap> CudaBackend::Capture(const ForwardCall& call,
 template <class Call>
 absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan& plan,
                                                 absl::Span<const Call* const> calls,
-                                                const Held& held, absl::Span<const CallMask> masks,
-                                                Direction direction) {
+                                                const Held& held,
+                                                absl::Span<const CallMask> masks) {
   ASSIGN_OR_RETURN(std::unique_ptr<DeviceLaunch> launch,
                    device_->Begin(plan.arena.bytes(), plan.arena.regions()));
   for (size_t n = 0; n < calls.size(); ++n) {
@@ -545,8 +541,8 @@ absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan& plan,
   }
   RETURN_IF_ERROR(transfer.FlushIn());
   RETURN_IF_ERROR(Prepare(masks, *device_, *launch, plan));
-  ASSIGN_OR_RETURN(const bool ran,
-                   RunSlices(*launch, plan, calls, SlicesOf(plan.flops, direction)));
+  Cut(plan);
+  ASSIGN_OR_RETURN(const bool ran, RunSlices(*launch, plan, calls));
   if (!ran) return DeviceTimes();
   for (size_t n = 0; n < calls.size(); ++n) {
     RETURN_IF_ERROR(transfer.Out(plan.layouts[n], *calls[n], plan.PartsOfCall(n)));
@@ -554,16 +550,16 @@ absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan& plan,
   RETURN_IF_ERROR(transfer.FlushOut());
   ASSIGN_OR_RETURN(const DeviceTimes times, launch->Finish());
   transfer.Convert();
-  Learn(plan, direction, times.kernel);
+  Learn(plan, times.kernel);
   return times;
 }
 
 // False when all calls were cancelled and the kernels were left out or cut short.
 template <class Call>
 absl::StatusOr<bool> CudaBackend::RunSlices(DeviceLaunch& launch, const LaunchPlan& plan,
-                                            absl::Span<const Call* const> calls, int slices) {
-  for (int slice = 0; slice < slices; ++slice) {
-    ASSIGN_OR_RETURN(const bool ran, launch.Run(plan.Slice(launch.arena(), slice, slices),
+                                            absl::Span<const Call* const> calls) {
+  for (int slice = 0; slice < plan.slices(); ++slice) {
+    ASSIGN_OR_RETURN(const bool ran, launch.Run(plan.Slice(launch.arena(), slice),
                                                 [&] { return AnyWanted(calls); }));
     if (!ran) return false;
   }
@@ -578,10 +574,21 @@ int CudaBackend::SlicesOf(double flops, Direction direction) const {
   return static_cast<int>(std::min<double>(slices, kMaxSlices));
 }
 
-void CudaBackend::Learn(const LaunchPlan& plan, Direction direction, double seconds) {
-  // Tiles that a bool mask empties take no time, which would make later launches look short.
+int64_t CudaBackend::Wave(const KernelRow& row) const {
+  return int64_t{device_->multiprocessors()} * std::max(1, row.tile.blocks_per_sm);
+}
+
+void CudaBackend::Cut(LaunchPlan& plan) const {
+  plan.Cut(SlicesOf(plan.flops, plan.direction), Wave(plan.main().row));
+}
+
+void CudaBackend::Learn(const LaunchPlan& plan, double seconds) {
+  // Tiles that a bool mask empties take no time, which would make later launches look short; those
+  // of a launch that leaves multiprocessors idle would make them look long.
   if (seconds < kMinLessonSeconds || plan.flops <= 0 || plan.has_bool_masks) return;
-  std::atomic<double>& rate = seconds_per_flop_[static_cast<int>(direction)];
+  const PlannedKernel& main = plan.main();
+  if (static_cast<int64_t>(plan.tiles[main.tiles].size()) < Wave(main.row)) return;
+  std::atomic<double>& rate = seconds_per_flop_[static_cast<int>(plan.direction)];
   const double old_rate = rate;
   // Two launches at once may lose one lesson, which does no harm.
   rate = old_rate + kNewWeight * (seconds / plan.flops - old_rate);

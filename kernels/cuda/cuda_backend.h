@@ -99,8 +99,7 @@ class CudaBackend final : public Backend {
   // One launch: calls of the same kernels.
   template <class Call>
   absl::StatusOr<DeviceTimes> Launch(LaunchPlan& plan, absl::Span<const Call* const> calls,
-                                     const Held& held, absl::Span<const CallMask> masks,
-                                     Direction direction);
+                                     const Held& held, absl::Span<const CallMask> masks);
   template <class Kernels, class Call>
   absl::Status LaunchInPlace(const Kernels& kernels, const Call& call, const DevicePart& arena);
   template <class Kernels, class Call>
@@ -116,9 +115,13 @@ class CudaBackend final : public Backend {
                                                 const Kernels& kernels);
   template <class Call>
   absl::StatusOr<bool> RunSlices(DeviceLaunch& launch, const LaunchPlan& plan,
-                                 absl::Span<const Call* const> calls, int slices);
+                                 absl::Span<const Call* const> calls);
+  // None takes longer than max_slice_seconds, as far as that is known.
   int SlicesOf(double flops, Direction direction) const;
-  void Learn(const LaunchPlan& plan, Direction direction, double seconds);
+  // So many blocks of a kernel run at once.
+  int64_t Wave(const KernelRow& row) const;
+  void Cut(LaunchPlan& plan) const;
+  void Learn(const LaunchPlan& plan, double seconds);
 
   const std::unique_ptr<KernelDevice> device_;
   const std::shared_ptr<MaskPlans> plans_;

@@ -63,12 +63,8 @@ std::vector<DeviceRange> ZeroedGradients(const BackwardCall& call) {
 }
 
 InPlaceCall::InPlaceCall(LaunchPlan plan, uint64_t arena, std::vector<DeviceRange> zeroed,
-                         int slices, double seconds)
-    : plan_(std::move(plan)),
-      arena_(arena),
-      zeroed_(std::move(zeroed)),
-      slices_(slices),
-      seconds_(seconds) {
+                         double seconds)
+    : plan_(std::move(plan)), arena_(arena), zeroed_(std::move(zeroed)), seconds_(seconds) {
   for (const DeviceRange& range : ZeroedRanges(plan_, arena)) zeroed_.push_back(range);
 }
 

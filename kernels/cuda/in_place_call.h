@@ -33,8 +33,7 @@ class InPlaceCall {
  public:
   // `plan` is of one call, its tensors placed for an arena at this address. `zeroed` beside the
   // plan's own.
-  InPlaceCall(LaunchPlan plan, uint64_t arena, std::vector<DeviceRange> zeroed, int slices,
-              double seconds);
+  InPlaceCall(LaunchPlan plan, uint64_t arena, std::vector<DeviceRange> zeroed, double seconds);
 
   // Bytes of the arena, constants left out.
   int64_t arena_bytes() const { return plan_.constants_begin; }
@@ -44,15 +43,14 @@ class InPlaceCall {
   // Once: what the kernels read at `address`, behind the arena.
   absl::StatusOr<std::vector<std::byte>> ConstantsAt(uint64_t address, const KernelDevice& device);
   // After that: each takes about slice_seconds().
-  int slices() const { return slices_; }
-  std::vector<KernelStep> Slice(int slice) const { return plan_.Slice(arena_, slice, slices_); }
-  double slice_seconds() const { return seconds_ / slices_; }
+  int slices() const { return plan_.slices(); }
+  std::vector<KernelStep> Slice(int slice) const { return plan_.Slice(arena_, slice); }
+  double slice_seconds() const { return seconds_ / slices(); }
 
  private:
   LaunchPlan plan_;
   const uint64_t arena_;
   std::vector<DeviceRange> zeroed_;
-  const int slices_;
   const double seconds_;
 };
 

@@ -418,17 +418,34 @@ KernelStep LaunchPlan::StepOf(uint64_t arena_address, const KernelRow& row, size
   return {row, params};
 }
 
-std::vector<KernelStep> LaunchPlan::Slice(uint64_t arena_address, int slice, int slices) const {
+const PlannedKernel& LaunchPlan::main() const {
+  return *std::find_if(kernels.begin(), kernels.end(),
+                       [](const PlannedKernel& kernel) { return !kernel.work.empty(); });
+}
+
+void LaunchPlan::Cut(int most, int64_t least) {
+  const std::vector<int64_t>& work = main().work;
+  const auto tile_count = static_cast<int64_t>(work.size()) - 1;
+  cuts.clear();
+  for (int slice = 0; slice < most - 1; ++slice) {
+    const int64_t begin = cuts.empty() ? 0 : cuts.back();
+    const int64_t end = std::max(EndOfSlice(work, slice, most), begin + least);
+    if (end >= tile_count) return;
+    cuts.push_back(end);
+  }
+}
+
+std::vector<KernelStep> LaunchPlan::Slice(uint64_t arena_address, int slice) const {
   std::vector<KernelStep> steps;
   bool before_main = true;
   for (const PlannedKernel& kernel : kernels) {
     int64_t begin = 0, end = static_cast<int64_t>(tiles[kernel.tiles].size());
     if (!kernel.work.empty()) {
       before_main = false;
-      if (slice > 0) begin = EndOfSlice(kernel.work, slice - 1, slices);
-      if (slice < slices - 1) end = EndOfSlice(kernel.work, slice, slices);
+      if (slice > 0) begin = cuts[static_cast<size_t>(slice) - 1];
+      if (slice < slices() - 1) end = cuts[static_cast<size_t>(slice)];
       AddMainSteps(arena_address, kernel, begin, end, steps);
-    } else if (slice == (before_main ? 0 : slices - 1) && begin < end) {
+    } else if (slice == (before_main ? 0 : slices() - 1) && begin < end) {
       steps.push_back(StepOf(arena_address, kernel.row, kernel.tiles, begin, end));
     }
   }

@@ -60,6 +60,7 @@ struct LaunchPlan {
   std::optional<PlannedDropout> dropout;
   std::optional<size_t> row_tiles;  // index of LaunchParams::row_tiles, if the main kernel has some
   double flops = 0;                 // at most: what bool masks empty is counted
+  std::vector<int64_t> cuts;        // between slices: the first tile of the main kernel's next one
   bool has_bool_masks = false;
 
   // Adds what every launch has, in this order: parts first, constants last.
@@ -90,13 +91,19 @@ struct LaunchPlan {
   absl::Span<Part> PartsOfCall(size_t call) {
     return absl::MakeSpan(parts).subspan(first_part[call], first_part[call + 1] - first_part[call]);
   }
+  // The one that slices cut.
+  const PlannedKernel& main() const;
+  // Cuts its tiles into at most so many slices of like work, none but the last of less than `least`
+  // tiles: fewer than a device runs at once take as long as these. Uncut it is one slice.
+  void Cut(int most, int64_t least);
+  int slices() const { return static_cast<int>(cuts.size()) + 1; }
   // Returns the bytes of [constants_begin, arena.bytes()), for an arena at this address. After the
   // parts' exponents are known. `device` encodes maps.
   absl::StatusOr<std::vector<std::byte>> Constants(uint64_t arena_address,
                                                    const KernelDevice& device) const;
-  // The kernels of slice `slice` of `slices`: those before the main one go with the first, those
-  // after it with the last.
-  std::vector<KernelStep> Slice(uint64_t arena_address, int slice, int slices) const;
+  // The kernels of a slice: those before the main one go with the first, those after it with the
+  // last.
+  std::vector<KernelStep> Slice(uint64_t arena_address, int slice) const;
   // Adds the main kernel's steps on its tiles [begin, end), and what is made ahead of it for these
   // alone.
   void AddMainSteps(uint64_t arena_address, const PlannedKernel& kernel, int64_t begin, int64_t end,

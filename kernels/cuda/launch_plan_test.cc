@@ -179,19 +179,48 @@ TEST(LaunchPlan, SlicesHaveLikeSharesOfTheWork) {
   const auto forward = SelectForward(KernelRowsOf(Architecture::kSm70), p);
   ASSERT_TRUE(forward.ok());
   const CallMask mask = MaskOf(p, TilingOf(*forward));
-  const LaunchPlan plan = PlanForward({&problem, 1}, *forward, {false}, {&mask, 1});
+  LaunchPlan plan = PlanForward({&problem, 1}, *forward, {false}, {&mask, 1});
   const std::vector<int64_t> work = WorkOf(plan);
   const int64_t all = std::accumulate(work.begin(), work.end(), int64_t{0});
   for (int slices : {1, 2, 7, 1000}) {
+    plan.Cut(slices, 1);
+    EXPECT_LE(plan.slices(), slices);
     size_t next = 0;
-    for (int slice = 0; slice < slices; ++slice) {
+    for (int slice = 0; slice < plan.slices(); ++slice) {
       int64_t share = 0;
-      for (const KernelStep& step : plan.Slice(0, slice, slices)) {
+      for (const KernelStep& step : plan.Slice(0, slice)) {
         for (int n = 0; n < step.params.tile_count; ++n) share += work.at(next++);
       }
       EXPECT_LE(share, all / slices + work.front()) << slice << " of " << slices;
     }
     EXPECT_EQ(next, work.size()) << "all tiles, once";
+  }
+}
+
+// Such a slice would take as long as one that fills the device.
+TEST(LaunchPlan, NoSliceButTheLastHasFewerTilesThanFillTheDevice) {
+  Problem p;
+  p.batch = p.q_heads = p.kv_heads = 1;
+  p.q_len = p.kv_len = 1 << 18;
+  p.qk_head_dim = p.v_head_dim = 128;
+  p.causal = true;
+  const Problem* problem = &p;
+  const auto backward = SelectBackward(KernelRowsOfGpu(90), p);
+  ASSERT_TRUE(backward.ok());
+  LaunchPlan plan = PlanBackward({&problem, 1}, *backward, {false});
+  const auto tiles = static_cast<int64_t>(WorkOf(plan).size());
+  for (const int most : {2, 10, 1 << 16}) {
+    plan.Cut(most, 132);
+    EXPECT_LE(plan.slices(), std::min<int64_t>(most, (tiles + 131) / 132));
+    int64_t next = 0;
+    for (int slice = 0; slice < plan.slices(); ++slice) {
+      for (const KernelStep& step : plan.Slice(0, slice)) {
+        if (step.row.kind != KernelKind::kBackward) continue;
+        EXPECT_TRUE(step.params.tile_count >= 132 || slice == plan.slices() - 1) << slice;
+        next += step.params.tile_count;
+      }
+    }
+    EXPECT_EQ(next, tiles);
   }
 }
 
@@ -319,7 +348,7 @@ TEST(LaunchPlan, CountsBeyond32BitsAt131072Rows) {
         ExpectTakesWhatIsTold(rows, p);
         const auto backward = SelectBackward(rows, p);
         ASSERT_TRUE(backward.ok()) << backward.status();
-        const LaunchPlan plan = PlanBackward({&problem, 1}, *backward, {false});
+        LaunchPlan plan = PlanBackward({&problem, 1}, *backward, {false});
         EXPECT_EQ(BytesOf(plan, "dq_sums"), heads * kLength * head_dim * 4);
         EXPECT_EQ(BytesOf(plan, "dq_rests"), heads * kLength * head_dim * 4);
         const ProblemDesc desc = Describe(plan.layouts[0], plan.parts[0], uint64_t{1} << 40);
@@ -332,10 +361,12 @@ TEST(LaunchPlan, CountsBeyond32BitsAt131072Rows) {
         const auto blocks = static_cast<double>(heads * kLength / backward->backward.tile.kv_rows);
         ASSERT_EQ(static_cast<double>(work.size()), blocks);
         EXPECT_NEAR(static_cast<double>(all) / (blocks * kLength / 2), 1, 0.01);
+        plan.Cut(100, 1);
+        ASSERT_EQ(plan.slices(), 100);
         size_t next = 0;
         for (int slice = 0; slice < 100; ++slice) {
           int64_t share = 0;
-          for (const KernelStep& step : plan.Slice(0, slice, 100)) {
+          for (const KernelStep& step : plan.Slice(0, slice)) {
             if (step.row.kind != KernelKind::kBackward) continue;
             for (int n = 0; n < step.params.tile_count; ++n) share += work.at(next++);
           }
@@ -349,7 +380,7 @@ TEST(LaunchPlan, CountsBeyond32BitsAt131072Rows) {
 
 // Each part of the main kernel stands after the kernel that decides ahead of the same tiles, whose
 // decisions find room.
-void ExpectDecidesAhead(const LaunchPlan& plan, KernelKind bits, KernelKind main_kind,
+void ExpectDecidesAhead(LaunchPlan plan, KernelKind bits, KernelKind main_kind,
                         const DropoutRound& round) {
   const int64_t room = BytesOf(plan, "dropout_bits");
   EXPECT_LE(room, kMaxDropoutBytes);
@@ -359,9 +390,10 @@ void ExpectDecidesAhead(const LaunchPlan& plan, KernelKind bits, KernelKind main
   const auto first_rounds = reinterpret_cast<const uint32_t*>(
       arena + static_cast<uint64_t>(plan.dropout->first_rounds_offset));
   for (const int slices : {1, 7, 1000}) {
+    plan.Cut(slices, 1);
     size_t next = 0;
-    for (int slice = 0; slice < slices; ++slice) {
-      const std::vector<KernelStep> steps = plan.Slice(arena, slice, slices);
+    for (int slice = 0; slice < plan.slices(); ++slice) {
+      const std::vector<KernelStep> steps = plan.Slice(arena, slice);
       for (size_t n = 0; n < steps.size(); ++n) {
         if (steps[n].row.kind != main_kind) continue;
         const LaunchParams &main = steps[n].params, &ahead = steps[n - 1].params;

@@ -80,8 +80,9 @@ double AttentionFlops(const AttentionOp& op, const BenchedSizes& sizes) {
 // A registered module and what one step sends it.
 class BenchedModule {
  public:
-  BenchedModule(ModuleClient client, BenchedSizes sizes)
-      : client_(std::move(client)), sizes_(std::move(sizes)) {}
+  // The client outlives it.
+  BenchedModule(AttentionClient& client, BenchedSizes sizes)
+      : attention_(client), client_(client), sizes_(std::move(sizes)) {}
 
   absl::Status Register() {
     v1::RegisterModuleRequest request;
@@ -128,10 +129,7 @@ class BenchedModule {
   int64_t bytes() const { return 4 * static_cast<int64_t>(x_.size()); }  // x, y, dy, dx
 
  private:
-  absl::Span<std::byte> Out() {
-    out_.resize(x_.size());
-    return {reinterpret_cast<std::byte*>(out_.data()), out_.size()};
-  }
+  absl::Span<std::byte> Out() const { return {out_.get(), x_.size()}; }
 
   absl::Status PutWeights() {
     ASSIGN_OR_RETURN(const ModuleGraph graph, ModuleGraph::Make(sizes_.layout));
@@ -152,14 +150,17 @@ class BenchedModule {
     const int64_t numbers = sizes_.rows() * sizes_.layout.width;
     x_ = RandomElements(random, numbers, sizes_.layout.element, 1);
     dy_ = RandomElements(random, numbers, sizes_.layout.element, 1e-3);
+    ASSIGN_OR_RETURN(out_, attention_.Allocate(static_cast<int64_t>(x_.size())));
     return module_->Put(std::move(put), {});
   }
 
+  AttentionClient& attention_;
   ModuleClient client_;
   const BenchedSizes sizes_;
   std::unique_ptr<RemoteModule> module_;
   v1::Plan plan_;
-  std::string x_, dy_, out_;
+  std::string x_, dy_;
+  std::shared_ptr<std::byte> out_;  // y, then dx; shared with a daemon on this host
 };
 
 constexpr const char* kStages[] = {"forward", "backward", "step"};
@@ -246,7 +247,7 @@ absl::Status BenchModule(Session& session, const ModuleBenchFlags& flags, Elemen
                          absl::Duration warmup, absl::Duration duration) {
   ASSIGN_OR_RETURN(BenchedSizes sizes, SizesOf(flags, element));
   ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
-  BenchedModule module(ModuleClient(*client), std::move(sizes));
+  BenchedModule module(*client, std::move(sizes));
   RETURN_IF_ERROR(module.Register());
   std::vector<double> seconds[3];
   absl::Status status = MeasureModule(module, warmup, duration, seconds);
