@@ -208,7 +208,8 @@ struct StepListDesc {
   const StepDesc* steps;
   int32_t count;
 };
-inline constexpr int32_t kStepThreads = 256, kStepNumbersOfBlock = 8 * kStepThreads;
+inline constexpr int32_t kStepThreads = 256,
+                         kStepNumbersOfBlock = 8 * kStepThreads;  // eight a thread
 
 // A product of any elements: A's and B's numbers are rounded to `operand` first. Tiles of
 // kPlainTile rows and columns, numbered row by row of tiles.

@@ -35,9 +35,10 @@ struct SquaresKernel {
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const SquaresDesc& d = *static_cast<const SquaresDesc*>(params.dense);
     const int warp = at.thread >> 5, lane = at.thread & 31;
+    float* numbers = shared.numbers[warp];
     if (d.totals != nullptr) {
       const int number = at.block * kSquaresWarps + warp;
-      if (number < d.range_count && lane == 0) AddRuns(d, number);
+      if (number < d.range_count) AddRuns(d, number, lane, reinterpret_cast<double*>(numbers));
       return;
     }
     const int of_launch = at.block * kSquaresWarps + warp;
@@ -45,7 +46,6 @@ struct SquaresKernel {
     const SquaresRange range =
         EntryAt(d.ranges, d.range_count, &SquaresRange::first_warp, of_launch);
     const int64_t first = int64_t{of_launch - range.first_warp} * 32;
-    float* numbers = shared.numbers[warp];
     double sum = 0;
     for (int step = 0; step < kSquaresRun; step += 32) {
       for (int run = 0; run < 32; ++run) {
@@ -64,27 +64,40 @@ struct SquaresKernel {
   }
 
  private:
-  ATTN_HD static void AddRuns(const SquaresDesc& d, int number) {
-    constexpr int kTogether = 32;
+  // All lanes bring runs to `batch`, one adds them.
+  ATTN_HD static void AddRuns(const SquaresDesc& d, int number, int lane, double* batch) {
+    constexpr int kOfLane = 16, kTogether = 16, kBatch = 32 * kOfLane;
+    static_assert(kBatch * sizeof(double) <= sizeof(Shared) / kSquaresWarps);
     const SquaresRange range = d.ranges[number];
     const double* runs = d.runs + int64_t{range.first_warp} * 32;
     const int64_t count = (range.count + kSquaresRun - 1) / kSquaresRun;
     double sum = range.before;
-    for (int64_t first = 0; first < count; first += kTogether) {
-      double of_run[kTogether];
+    for (int64_t first = 0; first < count; first += kBatch) {
+      double brought[kOfLane];
 #pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        of_run[n] = first + n < count ? ptx::LoadGlobalDouble(runs + first + n) : 0;
+      for (int n = 0; n < kOfLane; ++n) {
+        const int64_t run = first + n * 32 + lane;
+        brought[n] = run < count ? ptx::LoadGlobalDouble(runs + run) : 0;
       }
 #pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        if (first + n < count) sum = ptx::FmaDouble(1, of_run[n], sum);  // rounded once
+      for (int n = 0; n < kOfLane; ++n) ptx::StoreSharedDouble(batch + n * 32 + lane, brought[n]);
+      ptx::SyncWarp();
+      for (int run = 0; lane == 0 && run < kBatch && first + run < count; run += kTogether) {
+        double of_run[kTogether];
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n) of_run[n] = ptx::LoadSharedDouble(batch + run + n);
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n)
+          sum = ptx::FmaDouble(1, of_run[n], sum);  // rounded once
       }
+      ptx::SyncWarp();
     }
-    ptx::StoreGlobalDouble(d.totals + number, sum);
+    if (lane == 0) ptx::StoreGlobalDouble(d.totals + number, sum);
   }
 };
 
+// A thread has kNeighbours numbers: neighbours where all tensors are aligned, else one of each row
+// of kThreads numbers, so that the lanes of a warp read neighbours.
 struct StepKernel {
   static constexpr int kThreads = kStepThreads;
   struct Shared {};
@@ -92,59 +105,115 @@ struct StepKernel {
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
     const StepListDesc& list = *static_cast<const StepListDesc*>(params.dense);
     const StepDesc d = EntryAt(list.steps, list.count, &StepDesc::first_block, at.block);
-    int64_t n = int64_t{at.block - d.first_block} * kStepNumbersOfBlock + at.thread;
-    for (int of_thread = 0; of_thread < kStepNumbersOfBlock / kThreads;
-         ++of_thread, n += kThreads) {
-      if (n >= d.count) return;
-      float p = ptx::LoadGlobalFloat(d.parameter + n);
-      const float g = ptx::Multiply(d.multiplier, ptx::LoadGlobalFloat(d.gradient + n));
-      p = d.is_adam != 0 ? Adam(d, n, g, p) : Sgd(d, n, g, p);
-      ptx::StoreGlobalFloat(d.parameter + n, p);
-      ptx::StoreGlobalFloat(d.gradient + n, 0);
-      if (d.packed.data != nullptr) StoreNumber(d.packed.data, d.packed.element, n, p);
+    const Place n = PlaceOf(d, at);
+    if (n.count <= 0) return;
+    Numbers p, g;
+    Load(d.parameter, n, p);
+    Load(d.gradient, n, g);
+#pragma unroll
+    for (float& number : g) number = ptx::Multiply(d.multiplier, number);
+    if (d.is_adam != 0) {
+      Adam(d, n, g, p);
+    } else {
+      Sgd(d, n, g, p);
     }
+    Store(Floats(d.parameter), n, p);
+    const Numbers zeros = {};
+    Store(Floats(d.gradient), n, zeros);
+    if (d.packed.data != nullptr) Store(d.packed, n, p);
   }
 
  private:
+  using Numbers = float[kNeighbours];
+  struct Place {
+    int64_t first;
+    int step, count;
+  };
+  ATTN_HD static Place PlaceOf(const StepDesc& d, ThreadIndex at) {
+    const uint64_t bits = Bits(d.parameter) | Bits(d.gradient) | Bits(d.packed.data) |
+                          Bits(d.first) | Bits(d.second) | Bits(d.second_max);
+    const bool is_aligned = (bits & 15) == 0;
+    const int64_t block = int64_t{at.block - d.first_block} * kStepNumbersOfBlock;
+    const int64_t first = block + at.thread * (is_aligned ? kNeighbours : 1);
+    const int step = is_aligned ? 1 : kThreads;
+    const int64_t count = (d.count - first + step - 1) / step;
+    return {first, step, count < kNeighbours ? static_cast<int>(count) : kNeighbours};
+  }
+  ATTN_HD static uint64_t Bits(const void* tensor) { return reinterpret_cast<uint64_t>(tensor); }
+  ATTN_HD static DenseTensor Floats(float* of) { return {of, kBiasFloat32}; }
+  ATTN_HD static void Load(float* from, const Place& n, Numbers& numbers) {
+    if (n.step == 1) return LoadNeighbours(Floats(from), n.first, n.count, numbers);
+    LoadNumbers(Floats(from), n.count, Strided{n.first, n.step}, numbers);
+  }
+  ATTN_HD static void Store(const DenseTensor& to, const Place& n, const Numbers& numbers) {
+    if (n.step == 1) return StoreNeighbours(to, n.first, n.count, numbers);
+#pragma unroll
+    for (int i = 0; i < kNeighbours; ++i) {
+      if (i < n.count) StoreNumber(to.data, to.element, n.first + i * n.step, numbers[i]);
+    }
+  }
+
   ATTN_HD static float Decayed(const StepDesc& d, float g, float p) {
     return d.decay == 0 ? g : ptx::Add(g, ptx::Multiply(d.decay, p));
   }
 
-  ATTN_HD static float Sgd(const StepDesc& d, int64_t n, float scaled, float p) {
-    float g = Decayed(d, scaled, p);
+  ATTN_HD static void Sgd(const StepDesc& d, const Place& n, Numbers& g, Numbers& p) {
+#pragma unroll
+    for (int i = 0; i < kNeighbours; ++i) g[i] = Decayed(d, g[i], p[i]);
     if (d.first != nullptr) {
-      float b = g;
+      Numbers b;
       if (d.is_first == 0) {
-        const float kept = ptx::Multiply(d.momentum, ptx::LoadGlobalFloat(d.first + n));
-        b = ptx::Add(kept, ptx::Multiply(d.gain, g));
+        Load(d.first, n, b);
+#pragma unroll
+        for (int i = 0; i < kNeighbours; ++i) {
+          b[i] = ptx::Add(ptx::Multiply(d.momentum, b[i]), ptx::Multiply(d.gain, g[i]));
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kNeighbours; ++i) b[i] = g[i];
       }
-      ptx::StoreGlobalFloat(d.first + n, b);
-      g = d.is_nesterov != 0 ? ptx::Add(g, ptx::Multiply(d.momentum, b)) : b;
+      Store(Floats(d.first), n, b);
+#pragma unroll
+      for (int i = 0; i < kNeighbours; ++i) {
+        g[i] = d.is_nesterov != 0 ? ptx::Add(g[i], ptx::Multiply(d.momentum, b[i])) : b[i];
+      }
     }
-    return ptx::Subtract(p, ptx::Multiply(d.rate, g));
+#pragma unroll
+    for (int i = 0; i < kNeighbours; ++i) p[i] = ptx::Subtract(p[i], ptx::Multiply(d.rate, g[i]));
   }
 
-  ATTN_HD static float Adam(const StepDesc& d, int64_t n, float g, float p) {
-    if (d.is_coupled != 0) {
-      g = Decayed(d, g, p);
-    } else {
-      p = ptx::Multiply(p, d.decay);
+  ATTN_HD static void Adam(const StepDesc& d, const Place& n, Numbers& g, Numbers& p) {
+    Numbers m, v;
+    Load(d.first, n, m);
+    Load(d.second, n, v);
+#pragma unroll
+    for (int i = 0; i < kNeighbours; ++i) {
+      if (d.is_coupled != 0) {
+        g[i] = Decayed(d, g[i], p[i]);
+      } else {
+        p[i] = ptx::Multiply(p[i], d.decay);
+      }
+      m[i] = ptx::Add(m[i], ptx::Multiply(ptx::Subtract(g[i], m[i]), d.toward1));
+      const float square = ptx::Multiply(ptx::Multiply(d.toward2, g[i]), g[i]);
+      v[i] = ptx::Add(ptx::Multiply(d.keep2, v[i]), square);
     }
-    float m = ptx::LoadGlobalFloat(d.first + n), v = ptx::LoadGlobalFloat(d.second + n);
-    m = ptx::Add(m, ptx::Multiply(ptx::Subtract(g, m), d.toward1));
-    ptx::StoreGlobalFloat(d.first + n, m);
-    const float square = ptx::Multiply(ptx::Multiply(d.toward2, g), g);
-    v = ptx::Add(ptx::Multiply(d.keep2, v), square);
-    ptx::StoreGlobalFloat(d.second + n, v);
-    float w = v;
+    Store(Floats(d.first), n, m);
+    Store(Floats(d.second), n, v);
     if (d.is_amsgrad != 0) {
-      const float most = ptx::LoadGlobalFloat(d.second_max + n);
-      w = most >= v || most != most ? most : v;  // a NaN stays
-      ptx::StoreGlobalFloat(d.second_max + n, w);
+      Numbers most;
+      Load(d.second_max, n, most);
+#pragma unroll
+      for (int i = 0; i < kNeighbours; ++i) {
+        v[i] = most[i] >= v[i] || most[i] != most[i] ? most[i] : v[i];  // a NaN stays
+      }
+      Store(Floats(d.second_max), n, v);
     }
-    const float corrected = ptx::Divide(ptx::SquareRoot(w), d.root_correction);
-    const float under = ptx::Add(corrected, d.epsilon);
-    return ptx::Subtract(p, ptx::Divide(ptx::Multiply(d.rate, m), under));
+#pragma unroll
+    for (int i = 0; i < kNeighbours; ++i) {
+      const float corrected = ptx::Divide(ptx::SquareRoot(v[i]), d.root_correction);
+      const float under = ptx::Add(corrected, d.epsilon);
+      p[i] = ptx::Subtract(p[i], ptx::Divide(ptx::Multiply(d.rate, m[i]), under));
+    }
   }
 };
 
