@@ -153,9 +153,10 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
                      gradient.module->Take(header.sequence(), call.wait));
     hold.emplace(std::move(taken));
   } else {
-    ASSIGN_OR_RETURN(RegisteredModule::MicroBatchTurn turn,
-                     gradient.module->TakeMicroBatch(header.sequence(), header.micro_batch(),
-                                                     [&] { return gradient.digest(); }, call.wait));
+    ASSIGN_OR_RETURN(
+        RegisteredModule::MicroBatchTurn turn,
+        gradient.module->TakeMicroBatch(
+            header.sequence(), header.micro_batch(), [&] { return gradient.digest(); }, call.wait));
     add = !turn.added;
     if (turn.added) deps_.metrics.BackwardReplayed();
     hold.emplace(std::move(turn.hold));
@@ -173,6 +174,7 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
                                                  .stop = call.wait.stop,
                                                  .yield = turns.get(),
                                                  .transfers = &call.times.transfers});
+  call.compute = turns->computed();
   call.times.computed = absl::Now();
   if (done.code() == absl::StatusCode::kCancelled) return call.wait.Stopped();
   if (!done.ok()) {
@@ -181,7 +183,6 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
   }
   if (add) hold->Added(gradient.digest());
   if (gradient.kept != 0) hold->Drop(gradient.kept);
-  call.compute = turns->computed();
   const int64_t rows = gradient.rows.rows();
   gradient.module->pace().Took(PacedCall::kBackward, gradient.layer_rows(),
                                absl::ToDoubleSeconds(call.compute));

@@ -52,8 +52,8 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
         const ActivationId activation,
         RunForward(hold, {&rows, layers, dropout, header.makes_room(), &call.times.transfers}, keep,
                    payloads, call.wait, *turns));
-    call.times.computed = absl::Now();
     call.compute = turns->computed();
+    call.times.computed = absl::Now();
     module->pace().Took(PacedCall::kForward, layer_rows, absl::ToDoubleSeconds(call.compute));
     *result.mutable_receipt() = Computed(*module, true, rows.rows(), call);
     result.set_sequence(hold.sequence());

@@ -99,7 +99,10 @@ std::vector<std::string> ModuleCalls::NamesOf(const EnginePlan& plan) const {
 v1::Receipt ModuleCalls::Computed(const RegisteredModule& module, bool is_forward, int64_t rows,
                                   const ModuleCall& call) const {
   const ModuleTimes& times = call.times;
-  const absl::Duration took = call.compute, queued = times.computed - times.landed - took;
+  const absl::Duration took = call.compute;
+  // By a clock that may be set meanwhile.
+  const absl::Duration queued =
+      std::max(times.computed - times.landed - took, absl::ZeroDuration());
   const std::string devices = absl::StrJoin(module.record().devices, "+");
   deps_.metrics.Computed(devices, is_forward, rows, queued, took);
   const double of_most =
@@ -123,7 +126,8 @@ v1::Receipt ModuleCalls::Computed(const RegisteredModule& module, bool is_forwar
   auto add = [&](const char* name, absl::Duration time) {
     v1::Stage& stage = *receipt.add_stage();
     stage.set_name(name);
-    stage.set_nanoseconds(static_cast<uint64_t>(absl::ToInt64Nanoseconds(time)));
+    stage.set_nanoseconds(
+        static_cast<uint64_t>(absl::ToInt64Nanoseconds(std::max(time, absl::ZeroDuration()))));
   };
   const absl::Duration upload = absl::Seconds(times.transfers.upload);
   const absl::Duration download = absl::Seconds(times.transfers.download);

@@ -340,8 +340,8 @@ absl::Status ModuleCalls::Step(ModuleCall& call) {
       ASSIGN_OR_RETURN(const auto turns,
                        TakeDevices(call, *module, module->pace().SecondsFor(PacedCall::kStep, 1)));
       absl::StatusOr<v1::StepResponse> applied = Apply(hold, request);
-      call.times.computed = absl::Now();
       call.compute = turns->computed();
+      call.times.computed = absl::Now();
       module->pace().Took(PacedCall::kStep, 1, absl::ToDoubleSeconds(call.compute));
       if (!applied.ok()) {
         hold.Fail();
