@@ -16,7 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::microseconds kSpin(100);
-constexpr std::chrono::nanoseconds kMinSleep(20'000), kMaxSleep(500'000);
+constexpr std::chrono::nanoseconds kMinSleep(20'000), kMaxSleep(200'000);
 
 // The kernel's own slack of 50 us would be the larger part of a short sleep.
 void SleepPrecisely() {
@@ -47,7 +47,7 @@ absl::Status WaitFor(const Event& event) {
           absl::InternalError(absl::StrCat("the GPU hung: no progress for ", kHungSeconds, " s")));
     }
     SleepPrecisely();
-    std::this_thread::sleep_for(std::clamp(waited / 16, kMinSleep, kMaxSleep));
+    std::this_thread::sleep_for(std::clamp(waited / 64, kMinSleep, kMaxSleep));
   }
 }
 
