@@ -197,7 +197,7 @@ TEST(LaunchPlan, SlicesHaveLikeSharesOfTheWork) {
   }
 }
 
-// Such a slice would take as long as one that fills the device.
+// A slice of fewer tiles would take as long as one that fills the device.
 TEST(LaunchPlan, NoSliceButTheLastHasFewerTilesThanFillTheDevice) {
   Problem p;
   p.batch = p.q_heads = p.kv_heads = 1;

@@ -149,12 +149,16 @@ def cut_in(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("count, sizes", [(3, [3, 2, 2]), (16, [1] * 7), (1, [7])])
-def test_micro_batches_have_the_bits_of_as_many_calls(cut_in, count, sizes):
-    cut_up, plain = (encoders(servers=["a", "b"], max_rows=35, micro_batches=n) for n in (count, 1))
+TWO = {"servers": ["a", "b"]}
+
+
+@pytest.mark.parametrize("count, sizes, where", [(3, [3, 2, 2], TWO), (16, [1] * 7, TWO), (1, [7], TWO),
+                                                 (5, [2, 2, 1, 1, 1], {"server": "a"})])
+def test_micro_batches_have_the_bits_of_as_many_calls(cut_in, count, sizes, where):
+    cut_up, plain = (encoders(**where, max_rows=35, micro_batches=n) for n in (count, 1))
     x, dy = torch.randn(2, 7, 5, WIDTH)
     found = run(cut_up, x, dy)
-    assert sorted(cut_in) == sorted(2 * sizes)
+    assert sorted(cut_in) == sorted(len(where.get("servers", "a")) * sizes)
     parts = [run(plain, *part) for part in zip(torch.split(x, sizes), torch.split(dy, sizes))]
     check_equal(found, [torch.cat(one) for one in zip(*parts)])
     check_equal(gradients(cut_up), gradients(plain))
@@ -420,8 +424,7 @@ def test_a_backward_that_fails_ends_the_one_beside_it(monkeypatch, own_daemon, f
 
 
 def test_micro_batches_are_refused_where_they_have_no_use():
-    for options in ({"micro_batches": 2}, {"micro_batches": 2, "servers": ["a", "b"], "optimizer": "local"}):
-        with pytest.raises(attnd.InvalidArgument, match="micro_batches: expected 1 without servers"):
-            encoders(**options)
+    with pytest.raises(attnd.InvalidArgument, match="micro_batches: expected 1 with a group.* and with optimizer=\"local\""):
+        encoders(servers=["a", "b"], micro_batches=2, optimizer="local")
     with pytest.raises(attnd.InvalidArgument, match="micro_batches"):
         encoders(servers=["a", "b"], micro_batches=0)

@@ -40,7 +40,8 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
     keeps of it through a restart. replay_mib: of calls kept here for what it does not. snapshot_every: after so many steps
     weights and moments are copied here, and earlier calls need not be kept; 0: never; None: never, with one warning when a
     restart of the daemon would lose the module. server: a connection's name; servers: several, which get consecutive layers
-    each. micro_batches: beside servers; each call is cut into so many parts, of which the daemons compute several at a time.
+    each. micro_batches: each call is cut into so many parts, of which several are under way at a time: tensors of one travel
+    while another is computed, and several servers compute at the same time.
     group: a torch.distributed group whose ranks train one module together, as DistributedDataParallel's do; replicas:
     beside it, addresses of daemons, each of which has a copy of the layers and the ranks r, r + len(replicas), ...; the
     connection's other options hold for them too: docs/FLEET.md.
@@ -64,9 +65,9 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
         return StackOptions(optimizer == "server", not several, name, element, max_rows, kept_rows, durability, replay_mib,
                             snapshot_every, timeout, micro_batches)
     _checks.integer("micro_batches", micro_batches, 1, 1 << 16)
-    if micro_batches > 1 and (not servers or group is not None or optimizer == "local"):
-        raise wrong("micro_batches", "1 without servers, whose daemons would compute at the same time; with a group, whose "
-                    "ranks keep several daemons busy; and with optimizer=\"local\"", micro_batches)
+    if micro_batches > 1 and (group is not None or optimizer == "local"):
+        raise wrong("micro_batches", "1 with a group, whose ranks keep daemons busy, and with optimizer=\"local\"",
+                    micro_batches)
     if replicas:
         _check_replicas(replicas, group, servers, durability)
         ranks: Optional[Ranks] = Replicas(group, replicas)

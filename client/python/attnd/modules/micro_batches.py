@@ -6,7 +6,7 @@ stack of the next layers in forward, to that of the layers before in backward. S
     stack a   forward 0   forward 1   forward 2   ...
     stack b               forward 0   forward 1   ...
 
-Two are under way at each daemon, so that one is computed while tensors of the other are copied.
+Three are under way at each daemon, so that one is computed while tensors of another are sent and those of a third come back.
 
 A micro-batch has the call's seed, and says how many sequences are before it, so that outputs are bit by bit those of an
 uncut call; gradients of inputs too, but for float16, which has a power of two for each micro-batch. Gradients of weights are
@@ -35,6 +35,7 @@ __all__ = ["CutRun", "Flow", "Line", "whole"]
 
 RemoteStack = Any  # stack.RemoteStack
 Made = Tuple[Optional[Tensor], ...]  # tensors of one micro-batch
+_UNDER_WAY = 3
 
 
 class Turn:
@@ -76,13 +77,13 @@ class Turn:
 
 
 class Line:
-    """Does the calls of one stack, at most two at a time, on threads of its own: while the daemon computes one, tensors of
-    the next are copied. They are added, and the module is changed, under the stack's lock. They begin in the order in which
+    """Does the calls of one stack, a few at a time, on threads of its own: while the daemon computes one, tensors of others
+    are copied. They are added, and the module is changed, under the stack's lock. They begin in the order in which
     they were added. A call takes no lock, and waits for calls alone that were added before it, to this line or another: so
     none waits for ever."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(2, "attnd-micro-batches")
+        self._threads = ThreadPoolExecutor(_UNDER_WAY, "attnd-micro-batches")
         self._backwards: List[Future[Made]] = []  # that may not have ended
 
     def add(self, calls: Sequence[Callable[[], Made]], is_backward: bool = False, turns: Sequence[Turn] = ()
@@ -105,7 +106,7 @@ class Line:
                 turn.end()
             return made
         for call, turn in zip_longest(calls, turns):
-            jobs.append(self._threads.submit(run, call, jobs[-2:], turn))
+            jobs.append(self._threads.submit(run, call, jobs[-_UNDER_WAY:], turn))
         if is_backward:
             self._backwards += jobs
         return jobs
