@@ -333,12 +333,12 @@ def trained(stack, optimizer, x, dy):
 
 
 @pytest.mark.parametrize("name", ["forward", "backward"])
-def test_two_micro_batches_are_under_way_at_each_daemon(monkeypatch, name):
-    """None goes on before another one has begun."""
-    x, dy = torch.randn(2, 4, 5, WIDTH)
-    (stack, optimizer), plain = (registered(x, micro_batches=n) for n in (4, 1))
+def test_three_micro_batches_are_under_way_at_each_daemon(monkeypatch, name):
+    """None goes on before two others have begun."""
+    x, dy = torch.randn(2, 6, 5, WIDTH)
+    (stack, optimizer), plain = (registered(x, micro_batches=n) for n in (6, 1))
     for half in stack.stacks:
-        meet = threading.Barrier(2, timeout=30)
+        meet = threading.Barrier(3, timeout=30)
         Calls(monkeypatch, half, name, lambda number, options, meet=meet: meet.wait())
     check_equal(trained(stack, optimizer, [x], [dy]), trained(*plain, x.split(1), dy.split(1)))
 
@@ -394,16 +394,16 @@ def test_a_daemon_that_ends_while_it_has_two_backwards_loses_nothing(monkeypatch
 
 
 @pytest.mark.parametrize("fails", ["before it is sent", "after it was sent"])
-def test_a_backward_that_fails_ends_the_one_beside_it(monkeypatch, own_daemon, fails):
-    """It waits for the one before it no longer."""
+def test_a_backward_that_fails_ends_those_beside_it(monkeypatch, own_daemon, fails):
+    """They wait for the one before them no longer."""
     attnd.torch.connect(own_daemon.address, name="own", timeout=60)
     x, dy = torch.randn(2, 5, 5, WIDTH)
     expected = trained(*registered(x), x.split(1), dy.split(1))
     stack, optimizer = registered(x, ["a", "own"], micro_batches=5)
-    half, meet = stack.stacks[1], threading.Barrier(2, timeout=30)
+    half, meet = stack.stacks[1], threading.Barrier(3, timeout=30)
 
     def fail(number, options):
-        if number not in (1, 2):
+        if number not in (1, 2, 3):
             return
         meet.wait()
         if number == 1 and fails == "before it is sent":
@@ -416,8 +416,9 @@ def test_a_backward_that_fails_ends_the_one_beside_it(monkeypatch, own_daemon, f
         with pytest.raises(attnd.AttndError) as error:
             run(stack, x, dy)
     own_daemon.process.send_signal(signal.SIGCONT)
-    assert error.value is calls.errors[1] and calls.begun == 3
-    assert isinstance(calls.errors[2], attnd.FailedPrecondition) and "turn: expected" in str(calls.errors[2])
+    assert error.value is calls.errors[1] and calls.begun == 4
+    for number in (2, 3):
+        assert isinstance(calls.errors[number], attnd.FailedPrecondition) and "turn: expected" in str(calls.errors[number])
     stack.zero_grad()
     check_equal(trained(stack, optimizer, [x], [dy]), expected)
     attnd.torch.disconnect("own")
