@@ -10,6 +10,7 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "attention/cost.h"
 #include "attention/masks/mask_description.h"
 #include "base/cpu_quota.h"
 #include "base/status_macros.h"
@@ -226,7 +227,10 @@ class AttentionClient::Impl {
     if (keep == nullptr || (shared_memory_ != nullptr && shared_memory_->takes_kept_outputs())) {
       LeaveWholeIfShared({in.q, in.k, in.v, out.o}, sending);
     }
-    if (options.capture.has_value()) sending.plan.target_bytes = INT64_MAX;
+    if (options.capture.has_value()) {
+      sending.plan.target_bytes = INT64_MAX;
+      sending.plan.devices = 1;
+    }
     ASSIGN_OR_RETURN(std::vector<ShardRange> shards, PlanShards(problem, cut, sending.plan));
     if (options.capture.has_value()) RETURN_IF_ERROR(CheckCapture(*options.capture, shards));
     LogicalCall call(problem, shards, std::move(prepared.header), in, out);
@@ -456,13 +460,21 @@ class AttentionClient::Impl {
     if (!info.ParseFromString(*reply)) return absl::DataLossError("reply: cannot be parsed");
     return ServerLimits{.max_message_bytes = static_cast<int64_t>(info.max_message_bytes()),
                         .streams = absl::c_linear_search(info.feature(), "stream"),
-                        .mask_data = absl::c_linear_search(info.feature(), "mask_data")};
+                        .mask_data = absl::c_linear_search(info.feature(), "mask_data"),
+                        .devices = std::max(info.device_size(), 1)};
   }
 
   // With TLS a slow link cannot be told from a silent one before a whole chunk has come.
   int64_t MaxChunkBytes() const {
     const bool plain = !options_.tls.has_value();
     return plain && connections_->on_this_host() ? kLargeChunkBytes : kChunkBytes;
+  }
+
+  // For longer than even several times its bytes take on this host.
+  static bool ComputesLong(const Problem& problem, Direction direction, const MessageSizes& sizes) {
+    constexpr double kLongFlopsPerByte = 2e4;
+    return Flops(problem, direction) >=
+           kLongFlopsPerByte * static_cast<double>(sizes.request + sizes.reply);
   }
 
   // How a call is cut, and which of its shards are streamed.
@@ -484,6 +496,9 @@ class AttentionClient::Impl {
       ServerLimits server = LimitsOfAll(deadline, options);
       plan.max_message_bytes = std::min(plan.max_message_bytes, server.max_message_bytes);
       sending.lists_outside = server.mask_data && mask_bytes > MessageLimits::kAnyServerTakes;
+      if (connections_->on_this_host() && ComputesLong(problem, direction, whole)) {
+        plan.devices = server.devices;
+      }
       if (server.streams) {
         if (!sending.lists_outside) {
           RETURN_IF_ERROR(CheckMaskSize(problem, server.max_message_bytes - kHeaderOverhead));

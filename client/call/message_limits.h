@@ -1,8 +1,8 @@
-// MessageLimits: the largest message that each address takes and whether it takes streams, asked
-// for when a call is large enough for it to matter and remembered until an error hints at a server
-// that has changed. All unknown addresses are asked at once, by one call while others wait for it.
-// One that does not answer is not counted while another does, and is asked again by the next large
-// call. Any thread.
+// MessageLimits: the largest message that each address takes, whether it takes streams, and how
+// many devices it has, asked for when a call is large enough for it to matter and remembered until
+// an error hints at a server that has changed. All unknown addresses are asked at once, by one call
+// while others wait for it. One that does not answer is not counted while another does, and is
+// asked again by the next large call. Any thread.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +21,7 @@ struct ServerLimits {
   int64_t max_message_bytes = int64_t{16} << 20;
   bool streams = false;
   bool mask_data = false;  // lists of masks as a payload
+  int64_t devices = 1;     // of all addresses that are asked
 };
 
 class MessageLimits {
@@ -37,7 +38,8 @@ class MessageLimits {
       if (!unknown.empty()) Remember(unknown, ask(unknown));
     }
     absl::MutexLock lock(&mutex_);
-    ServerLimits all{.max_message_bytes = INT64_MAX, .streams = true, .mask_data = true};
+    ServerLimits all{
+        .max_message_bytes = INT64_MAX, .streams = true, .mask_data = true, .devices = 0};
     bool any = false;
     for (int address : addresses) {
       auto known = known_.find(address);
@@ -46,6 +48,7 @@ class MessageLimits {
       all.max_message_bytes = std::min(all.max_message_bytes, known->second.max_message_bytes);
       all.streams = all.streams && known->second.streams;
       all.mask_data = all.mask_data && known->second.mask_data;
+      all.devices += known->second.devices;
     }
     return any ? all : ServerLimits();
   }

@@ -1,6 +1,8 @@
 #include "client/shards/shard_cut.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "attention/residue_classes.h"
 #include "attention/score_rule.h"
@@ -55,13 +57,35 @@ Range FromStep(Range range, int64_t step) {
   return {static_cast<int>(RoundDown(range.begin, step)), range.end};
 }
 
+// Ends, at steps, of at most `pieces` ranges of rows that see about as many keys. A row itself
+// counts as a key.
+std::vector<int64_t> RowEnds(const Visibility& visible, int64_t q_len, int64_t pieces,
+                             int64_t step) {
+  std::vector<int64_t> seen = {0};  // up to each step
+  for (int64_t row = 0; row < q_len; row += step) {
+    const int64_t rows = std::min(step, q_len - row);
+    const int middle = static_cast<int>(row + rows / 2);
+    const Range keys = VisibleKeys(visible, middle, middle + 1);
+    seen.push_back(seen.back() + rows * (1 + std::max(keys.end - keys.begin, 0)));
+  }
+  std::vector<int64_t> ends;
+  for (int64_t piece = 1; piece <= pieces; ++piece) {
+    const int64_t share = seen.back() / pieces * piece;
+    auto at = std::lower_bound(seen.begin(), seen.end(), share);
+    if (at != seen.begin() && share - *std::prev(at) < *at - share) --at;
+    const int64_t end = piece == pieces ? q_len : std::min((at - seen.begin()) * step, q_len);
+    if (end > (ends.empty() ? 0 : ends.back())) ends.push_back(end);
+  }
+  return ends;
+}
+
 std::vector<ShardRange> CutRows(const Problem& p, const ShardRange& range, const Sequence& s,
                                 int64_t pieces, const CutSteps& steps) {
   const Visibility visible = VisibilityOf(p, s);
-  const int64_t each = RoundUp((s.q_len + pieces - 1) / pieces, steps.rows);
   std::vector<ShardRange> shards;
-  for (int64_t row = 0; row < s.q_len; row += each) {
-    Range rows{static_cast<int>(row), static_cast<int>(std::min(row + each, s.q_len))};
+  int64_t begin = 0;
+  for (const int64_t end : RowEnds(visible, s.q_len, pieces, steps.rows)) {
+    const Range rows{static_cast<int>(std::exchange(begin, end)), static_cast<int>(end)};
     // Keys that no row sees count in the denominator of zero_rest.
     Range keys{0, static_cast<int>(s.kv_len)};
     if (p.denominator != DenominatorKind::kZeroRest) {

@@ -3,7 +3,7 @@
 //
 // A row-cut shard brings only the keys that its rows see, a key-cut one only the rows that see its
 // keys; both begin where every engine's tiles do, so that a row's arithmetic is that of the uncut
-// call.
+// call. Pieces of rows have like shares of the scores: under a causal mask the first has most rows.
 #pragma once
 
 #include <cstdint>

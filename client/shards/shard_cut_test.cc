@@ -328,7 +328,7 @@ TEST(CutShard, BeginsWhereTilesOfResidueClassesDo) {
   }
   EXPECT_GT(rows[2].key_begin, 0);
   p.dropout.threshold = 26;  // no engine then goes by classes
-  EXPECT_EQ(CutShard(p, whole, Cut::kRows, 4, {})[1].row_begin, 1024);
+  EXPECT_EQ(CutShard(p, whole, Cut::kRows, 4, {})[2].row_begin, 2048);
 }
 
 TEST(CutShard, SendsOnlyTheKeysThatItsRowsSee) {
@@ -337,7 +337,8 @@ TEST(CutShard, SendsOnlyTheKeysThatItsRowsSee) {
   const ShardRange whole{0, 1, 0, 1};
   auto causal = CutShard(p, whole, Cut::kRows, 4, {});
   ASSERT_EQ(causal.size(), 4u);
-  EXPECT_EQ(causal[0].key_count, 1024);
+  EXPECT_EQ(causal[0].row_count, 2048);  // of 4096 rows the first half has a quarter of the scores
+  EXPECT_EQ(causal[0].key_count, 2048);
   EXPECT_EQ(causal[3].key_count, 4096);
   p.window_left = 100;
   auto window = CutShard(p, whole, Cut::kRows, 4, {});

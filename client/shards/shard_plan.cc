@@ -1,6 +1,7 @@
 #include "client/shards/shard_plan.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "attention/cost.h"
@@ -154,6 +155,15 @@ bool IsBetter(const Plan& a, const Plan& b, int64_t target) {
   return false;
 }
 
+// One shard in pieces for that many devices; nothing where it may not be cut by rows.
+std::optional<Plan> CutForDevices(const Problem& p, Direction direction, const PlanLimits& limits,
+                                  const ShardRange& shard) {
+  if (!MayCut(p, shard, direction, Cut::kRows)) return std::nullopt;
+  std::vector<ShardRange> pieces = CutShard(p, shard, Cut::kRows, limits.devices, limits.steps);
+  if (!limits.merge && IsPartial(pieces.front(), direction)) return std::nullopt;
+  return Costed(p, direction, std::move(pieces));
+}
+
 // One shard in pieces, as many as bring it to the target or as are worth it; itself when none are.
 Plan CutFurther(const Problem& p, Direction direction, const PlanLimits& limits, int64_t target,
                 const ShardRange& shard) {
@@ -210,6 +220,14 @@ MessageSizes MessageSizesOf(const Problem& p, Direction direction) {
 absl::StatusOr<std::vector<ShardRange>> PlanShards(const Problem& p, Direction direction,
                                                    const PlanLimits& limits) {
   int64_t target = std::min(limits.target_bytes, limits.max_message_bytes);
+  if (limits.devices > 1) {
+    const MessageSizes whole = MessageSizesOf(p, direction);
+    const PayloadBytes payload = BytesOf(p, direction);
+    const int64_t others = limits.devices - 1;
+    target =
+        std::min(target, std::max(whole.request, whole.reply) -
+                             std::max(payload.input, payload.output) * others / limits.devices);
+  }
   Plan best = PlanByBatch(p, direction, target);
   if (best.shards.size() == 1 && best.largest_message <= target) return std::move(best.shards);
   bool cut_entries = best.largest_message > target || WantsBiasGradient(p, direction);
@@ -221,7 +239,13 @@ absl::StatusOr<std::vector<ShardRange>> PlanShards(const Problem& p, Direction d
     Plan other = PlanByBatchAndHeads(p, direction, target);
     if (IsBetter(other, best, target)) best = std::move(other);
   }
-  if (best.largest_message > target) {
+  std::optional<Plan> for_devices;
+  if (limits.devices > 1 && best.shards.size() == 1) {
+    for_devices = CutForDevices(p, direction, limits, best.shards.front());
+  }
+  if (for_devices.has_value()) {
+    best = *std::move(for_devices);
+  } else if (best.largest_message > target) {
     best = CutFurther(p, direction, limits, target, std::move(best));
   }
   if (best.largest_message > limits.max_message_bytes) return TooLarge(p, best, limits);

@@ -122,6 +122,35 @@ TEST(PlanShards, CutsNoHeadsOfSeveralEntriesWhenABiasGradientSumsOverHeads) {
   EXPECT_TRUE(NeedsBiasGradientSum(p, *shards));
 }
 
+// One head by rows with like shares of the scores, in multiples of tiles; several by head.
+TEST(PlanShards, CutsALongCallForEachDevice) {
+  PlanLimits limits{.target_bytes = INT64_MAX, .max_message_bytes = INT64_MAX, .devices = 2};
+  Problem p = Dense(1, 1, 1 << 20);
+  p.causal = true;
+  auto shards = PlanShards(p, Direction::kForward, limits);
+  ASSERT_TRUE(shards.ok());
+  ASSERT_EQ(shards->size(), 2u);
+  const double rows = shards->front().row_count;
+  EXPECT_EQ(shards->front().row_count % 128, 0);
+  EXPECT_NEAR(rows * rows / (double{1 << 20} * (1 << 20)), 0.5, 1e-3);
+  EXPECT_EQ(shards->back().row_begin, shards->front().row_count);
+  EXPECT_EQ(shards->back().row_begin + shards->back().row_count, 1 << 20);
+  // Gradients of keys would be sums of the pieces'.
+  ASSERT_EQ(PlanShards(p, Direction::kBackward, limits)->size(), 1u);
+  limits.merge = true;
+  ASSERT_EQ(PlanShards(p, Direction::kBackward, limits)->size(), 2u);
+  ASSERT_EQ(PlanShards(p, Direction::kForward, limits)->front().cut, Cut::kRows);
+  limits.merge = false;
+  for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+    shards = PlanShards(Dense(1, 4, 1 << 16), direction, limits);
+    ASSERT_EQ(shards->size(), 2u);
+    EXPECT_EQ(shards->front().kv_head_count, 2);
+    shards = PlanShards(Dense(2, 1, 1 << 16), direction, limits);
+    ASSERT_EQ(shards->size(), 2u);
+    EXPECT_EQ(shards->front().batch_count, 1);
+  }
+}
+
 TEST(PlanShards, IsQuickWithMillionsOfEntries) {
   Problem p = Dense(1, 1, 1);
   p.layout = Layout::kPackedThd;

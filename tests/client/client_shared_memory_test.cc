@@ -116,6 +116,44 @@ TEST(ClientSharedMemory, CopiesNothingThatLiesThere) {
             0);
 }
 
+// One head, which computes for much longer than its bytes take: each device has a part of its rows.
+TEST(ClientSharedMemory, CutsALongCallForEachDevice) {
+  std::vector<Device> devices;
+  std::vector<GatedBackend*> gates;
+  for (int n = 0; n < 2; ++n) {
+    auto engine = std::make_unique<GatedBackend>();
+    gates.push_back(engine.get());
+    devices.push_back(std::move(engine));
+  }
+  Daemon daemon(std::move(devices), UnixOptions());
+  std::vector<int> launched;  // when the daemon started
+  for (GatedBackend* gate : gates) {
+    gate->Close();
+    launched.push_back(static_cast<int>(gate->launches().size()));
+  }
+  auto client = SharingClient(daemon.address());
+  Problem p = PlainProblem(1, 1, 45056, 8);
+  p.element = ElementType::kFloat16;
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs out(p);
+  std::stop_source stop;
+  std::thread caller([&] {
+    const CallOptions options{.timeout = absl::Minutes(9), .stop = stop.get_token()};
+    const auto done = client->Forward(p, ForwardInputs(in), out.forward(), options);
+    EXPECT_TRUE(absl::IsCancelled(done.status())) << done.status();
+  });
+  for (size_t n = 0; n < gates.size(); ++n) gates[n]->WaitForLaunches(launched[n] + 1);
+  int64_t rows = 0;
+  for (GatedBackend* gate : gates) {
+    const int64_t of_device = gate->launches().back().at(0);
+    EXPECT_NEAR(static_cast<double>(of_device), static_cast<double>(p.q_len) / 2, 128);
+    rows += of_device;
+  }
+  EXPECT_EQ(rows, p.q_len);
+  stop.request_stop();
+  caller.join();
+}
+
 // By an engine that copies them to host memory, and by one with a memory of its own.
 TEST(ClientSharedMemory, HasTensorsKept) {
   for (bool on_device : {false, true}) {
