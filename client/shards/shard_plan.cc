@@ -160,7 +160,7 @@ std::optional<Plan> CutForDevices(const Problem& p, Direction direction, const P
                                   const ShardRange& shard) {
   if (!MayCut(p, shard, direction, Cut::kRows)) return std::nullopt;
   std::vector<ShardRange> pieces = CutShard(p, shard, Cut::kRows, limits.devices, limits.steps);
-  if (!limits.merge && IsPartial(pieces.front(), direction)) return std::nullopt;
+  if (IsPartial(pieces.front(), direction)) return std::nullopt;
   return Costed(p, direction, std::move(pieces));
 }
 

@@ -23,7 +23,7 @@ struct PlanLimits {
   int64_t max_message_bytes = int64_t{16} << 20;  // header included; what the servers take
   bool merge = false;        // also cut where parts have to be put together (IsPartial)
   // A call that computes for so long that bytes do not matter is cut for so many devices, whatever
-  // that adds: one head by rows of Q.
+  // that adds: one head by rows of Q, where no parts have to be put together.
   int64_t devices = 1;
   double max_extra = 0.5;    // that cutting a shard's rows or keys may add to its bytes
   double least_gain = 0.25;  // by which its largest message must shrink

@@ -137,10 +137,6 @@ TEST(PlanShards, CutsALongCallForEachDevice) {
   EXPECT_EQ(shards->back().row_begin + shards->back().row_count, 1 << 20);
   // Gradients of keys would be sums of the pieces'.
   ASSERT_EQ(PlanShards(p, Direction::kBackward, limits)->size(), 1u);
-  limits.merge = true;
-  ASSERT_EQ(PlanShards(p, Direction::kBackward, limits)->size(), 2u);
-  ASSERT_EQ(PlanShards(p, Direction::kForward, limits)->front().cut, Cut::kRows);
-  limits.merge = false;
   for (Direction direction : {Direction::kForward, Direction::kBackward}) {
     shards = PlanShards(Dense(1, 4, 1 << 16), direction, limits);
     ASSERT_EQ(shards->size(), 2u);
