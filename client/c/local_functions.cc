@@ -177,23 +177,19 @@ void attnd_local_free(attnd_local* local) { delete local; }
 int attnd_local_forward(attnd_local* local, const attnd_problem* problem,
                         const attnd_forward_tensors* tensors, attnd_call* call) {
   attnd_forward_tensors full = attnd::FullStructure(*tensors);
-  return call->Run([&] {
-    return attnd::Guard([&]() -> absl::Status {
-      RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
-      RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
-      return attnd::RunLocalForward(*local, attnd::ToProblem(*problem), full, *call);
-    });
+  return call->Run([&]() -> absl::Status {
+    RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
+    RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
+    return attnd::RunLocalForward(*local, attnd::ToProblem(*problem), full, *call);
   });
 }
 
 int attnd_local_backward(attnd_local* local, const attnd_problem* problem,
                          const attnd_backward_tensors* tensors, attnd_call* call) {
   attnd_backward_tensors full = attnd::FullStructure(*tensors);
-  return call->Run([&] {
-    return attnd::Guard([&]() -> absl::Status {
-      RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
-      RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
-      return attnd::RunLocalBackward(*local, attnd::ToProblem(*problem), full, *call);
-    });
+  return call->Run([&]() -> absl::Status {
+    RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
+    RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
+    return attnd::RunLocalBackward(*local, attnd::ToProblem(*problem), full, *call);
   });
 }
