@@ -6,7 +6,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"

@@ -1,5 +1,4 @@
 // attnd_local: attention within this process, by an engine of kernels/.
-#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <future>
@@ -16,7 +15,6 @@
 #include "client/c/attnd_client.h"
 #include "client/c/call.h"
 #include "client/c/conversions.h"
-#include "client/c/handles.h"
 #include "client/call/poll_hook.h"
 #include "client/types/error_detail.h"
 #include "client/types/tensors.h"

@@ -1,6 +1,5 @@
 #include "server/rpc/service.h"
 
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
