@@ -1,7 +1,5 @@
 #include "base/log.h"
 
-#include <cmath>
-
 #include "absl/strings/escaping.h"
 #include "absl/time/clock.h"
 #include "nlohmann/json.hpp"

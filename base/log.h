@@ -47,9 +47,6 @@ class Logger {
 
   bool Writes(Severity severity) const { return severity >= least_; }
   void Log(Severity severity, absl::string_view event, std::initializer_list<LogField> fields = {});
-  void Debug(absl::string_view event, std::initializer_list<LogField> fields = {}) {
-    Log(Severity::kDebug, event, fields);
-  }
   void Info(absl::string_view event, std::initializer_list<LogField> fields = {}) {
     Log(Severity::kInfo, event, fields);
   }

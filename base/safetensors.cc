@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/round_up.h"
 #include "base/status_macros.h"
+#include "base/whole_file.h"
 
 namespace attnd {
 namespace {
@@ -164,13 +162,8 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Parse(std::string bytes) {
 }
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream bytes;
-  std::error_code none;  // a folder opens, and reads as empty
-  bytes << file.rdbuf();
-  if (!file || std::filesystem::is_directory(path, none))
-    return absl::NotFoundError(absl::StrCat("cannot read ", path));
-  return Parse(std::move(bytes).str());
+  ASSIGN_OR_RETURN(std::string bytes, ReadWholeFile(path));
+  return Parse(std::move(bytes));
 }
 
 const StoredTensor* SafetensorsFile::Find(const std::string& name) const {

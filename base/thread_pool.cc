@@ -55,8 +55,10 @@ void ThreadPool::TakeIndices(Loop& loop, int thread) {
 }
 
 void ThreadPool::WorkerMain(int thread) {
-  // Linux counts threads as processes here.
-  if (priority_ == Priority::kBackground) setpriority(PRIO_PROCESS, gettid(), kBackgroundNice);
+  if (priority_ == Priority::kBackground) {
+    const auto own = static_cast<id_t>(gettid());  // Linux counts threads as processes here
+    setpriority(PRIO_PROCESS, own, getpriority(PRIO_PROCESS, own) + kBackgroundNice);
+  }
   uint64_t seen = 0;
   while (true) {
     Loop* loop = nullptr;

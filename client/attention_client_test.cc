@@ -504,7 +504,7 @@ TEST(AttentionClient, RefusesOptionsThatCannotWork) {
   EXPECT_EQ(message({.addresses = {"a:1"}, .channels_per_address = 65}),
             "channels_per_address: expected 1..64, got 65");
   EXPECT_EQ(message({.addresses = {"a:1"}, .tls = ClientTlsOptions{.ca_file = "/no/such"}}),
-            "tls.ca_file: cannot read /no/such");
+            "tls.ca_file: cannot read /no/such: No such file or directory");
   EXPECT_TRUE(absl::StrContains(message({.addresses = {"far:1"}, .bearer_token = "t"}),
                                 "bearer_token: expected TLS"));
   EXPECT_EQ(message({.addresses = {"unix:/x", "127.0.0.1:1", "localhost:1", "[::1]:1"},

@@ -50,18 +50,18 @@ def helm_module():
     return helm_python
 
 
-def helm_documents(values, name="attnd", namespace="attnd"):
+def helm_documents(values, name="attnd"):
     """The documents that `helm template` would print, hooks included."""
     with helm_module().Chart.load(CHART) as chart:
         chart.validate_schema(values)
-        rendered = chart.render(values, name=name, namespace=namespace)
+        rendered = chart.render(values, name=name, namespace="attnd")
     return [document for path, text in sorted(rendered.items()) if path.endswith(".yaml")
             for document in yaml.load_all(text, Loader) if document]
 
 
-def helm_notes(values, name="attnd", namespace="attnd"):
+def helm_notes(values):
     with helm_module().Chart.load(CHART) as chart:
-        return chart.render(values, name=name, namespace=namespace)["attnd/templates/NOTES.txt"]
+        return chart.render(values, name="attnd", namespace="attnd")["attnd/templates/NOTES.txt"]
 
 
 def helm_findings(values):

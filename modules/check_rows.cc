@@ -1,6 +1,5 @@
 #include "modules/check_rows.h"
 
-#include <string>
 #include <vector>
 
 #include "base/status_macros.h"

@@ -1,7 +1,5 @@
 #include "modules/graph.h"
 
-#include <algorithm>
-
 #include "base/status_macros.h"
 #include "modules/check_layout.h"
 #include "modules/field_error.h"

@@ -1,7 +1,6 @@
 #include "modules/known_layers.h"
 
 #include <cmath>
-#include <string>
 
 #include "absl/strings/str_cat.h"
 

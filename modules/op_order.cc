@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <variant>
 
 #include "modules/kept_values.h"
 #include "modules/op_uses.h"

@@ -1,6 +1,5 @@
 #include "modules/tensor_bytes.h"
 
-#include <cmath>
 #include <cstring>
 
 #include "base/check.h"

@@ -129,12 +129,19 @@ MaskPattern Canonical(const BlockList& source, const MaskExtents& extents,
 
 // ---- Runs.
 
-// Brings the runs of each line into `merged`, and gives the most that a line has.
-template <class RunsOf>
-size_t MergeLines(int64_t lines, const RunsOf& runs_of, std::vector<std::vector<TileRun>>& merged) {
+// Sorts and merges the runs of each line, of which run_at(n) gives the nth: line L has `width` from
+// L * width on, and empty ones do not count. Gives push() those of all lines, filled up with empty
+// ones to the most that a line has left, which it returns.
+template <class RunAt, class Push>
+uint32_t MergeRuns(int64_t lines, uint32_t width, const RunAt& run_at, const Push& push) {
+  std::vector<std::vector<TileRun>> merged;
   size_t most = 0;
-  for (int64_t line = 0; line < lines; ++line) {
-    std::vector<TileRun> runs = runs_of(static_cast<size_t>(line)), kept;
+  for (size_t line = 0; line < static_cast<size_t>(lines); ++line) {
+    std::vector<TileRun> runs, kept;
+    for (size_t n = line * width; n < (line + 1) * width; ++n) {
+      const TileRun run = run_at(n);
+      if (run.begin < run.end) runs.push_back(run);
+    }
     std::sort(runs.begin(), runs.end());
     for (const TileRun& run : runs) {
       const bool is_whole = !kept.empty() && kept.back().stride == 1 && run.stride == 1;
@@ -147,89 +154,63 @@ size_t MergeLines(int64_t lines, const RunsOf& runs_of, std::vector<std::vector<
     most = std::max(most, kept.size());
     merged.push_back(std::move(kept));
   }
-  return most;
+  for (std::vector<TileRun>& runs : merged) {
+    runs.resize(most, {0, 0, 1});
+    for (const TileRun& run : runs) push(run);
+  }
+  return static_cast<uint32_t>(most);
 }
 
 MaskPattern Canonical(const ColRuns& source, const MaskExtents& extents,
                       const CanonicalPatterns& earlier) {
   const uint64_t rows = static_cast<uint64_t>(extents.rows);
-  std::vector<std::vector<TileRun>> lines;
   ColRuns same;
-  same.m = static_cast<uint32_t>(MergeLines(
-      extents.keys,
-      [&](size_t key) {
-        std::vector<TileRun> runs;
-        for (size_t n = key * source.m; n < (key + 1) * source.m; ++n) {
-          const TileRun run = {source.start[n], std::min<uint64_t>(source.end[n], rows), 1};
-          if (run.begin < run.end) runs.push_back(run);
-        }
-        return runs;
+  same.m = MergeRuns(
+      extents.keys, source.m,
+      [&](size_t n) {
+        return TileRun{source.start[n], std::min<uint64_t>(source.end[n], rows), 1};
       },
-      lines));
+      [&](const TileRun& run) {
+        same.start.push_back(static_cast<uint32_t>(run.begin));
+        same.end.push_back(static_cast<uint32_t>(run.end));
+      });
   MaskExpr base = source.base ? CanonicalExpr(*source.base, extents, earlier) : Everything();
   if (same.m == 0 || IsNothing(base)) return base;
   if (!IsEverything(base)) same.base = std::move(base);
-  for (std::vector<TileRun>& runs : lines) {
-    runs.resize(same.m, {0, 0, 1});
-    for (const TileRun& run : runs) {
-      same.start.push_back(static_cast<uint32_t>(run.begin));
-      same.end.push_back(static_cast<uint32_t>(run.end));
-    }
-  }
   return same;
 }
 
 MaskPattern Canonical(const RowRuns& source, const MaskExtents& extents) {
-  std::vector<std::vector<TileRun>> lines;
   RowRuns same;
-  same.r = static_cast<uint32_t>(MergeLines(
-      extents.rows,
-      [&](size_t row) {
-        std::vector<TileRun> runs;
-        for (size_t n = row * source.r; n < (row + 1) * source.r; ++n) {
-          const uint64_t first = source.first[n], count = source.count[n];
-          const uint64_t stride = count == 1 ? 1 : source.stride[n];
-          if (count > 0) runs.push_back({first, first + stride * (count - 1) + 1, stride});
-        }
-        return runs;
+  same.r = MergeRuns(
+      extents.rows, source.r,
+      [&](size_t n) {
+        const uint64_t first = source.first[n], count = source.count[n];
+        const uint64_t stride = count == 1 ? 1 : source.stride[n];
+        return TileRun{first, count == 0 ? first : first + stride * (count - 1) + 1, stride};
       },
-      lines));
+      [&](const TileRun& run) {
+        same.first.push_back(static_cast<uint32_t>(run.begin));
+        same.stride.push_back(static_cast<uint32_t>(run.stride));
+        same.count.push_back(
+            static_cast<uint32_t>((run.end - run.begin + run.stride - 1) / run.stride));
+      });
   if (same.r == 0) return Nothing();
-  for (std::vector<TileRun>& runs : lines) {
-    runs.resize(same.r, {0, 0, 1});
-    for (const TileRun& run : runs) {
-      same.first.push_back(static_cast<uint32_t>(run.begin));
-      same.stride.push_back(static_cast<uint32_t>(run.stride));
-      same.count.push_back(
-          static_cast<uint32_t>((run.end - run.begin + run.stride - 1) / run.stride));
-    }
-  }
   return same;
 }
 
 MaskPattern Canonical(const RowIntervals& source, const MaskExtents& extents) {
-  std::vector<std::vector<TileRun>> lines;
   RowIntervals same;
-  same.r = static_cast<uint32_t>(MergeLines(
-      extents.rows,
-      [&](size_t row) {
-        std::vector<TileRun> runs;
-        for (size_t n = row * source.r; n < (row + 1) * source.r; ++n) {
-          if (source.begin[n] < source.end[n]) {
-            runs.push_back({source.begin[n], source.end[n], 1});
-          }
-        }
-        return runs;
+  same.r = MergeRuns(
+      extents.rows, source.r,
+      [&](size_t n) {
+        return TileRun{source.begin[n], source.end[n], 1};
       },
-      lines));
+      [&](const TileRun& run) {
+        same.begin.push_back(static_cast<uint32_t>(run.begin));
+        same.end.push_back(static_cast<uint32_t>(run.end));
+      });
   if (same.r == 0) return Nothing();
-  for (std::vector<TileRun>& runs : lines) {
-    runs.resize(same.r, {0, 0, 1});
-    for (const TileRun& run : runs) {
-      same.begin.push_back(static_cast<uint32_t>(run.begin));
-      same.end.push_back(static_cast<uint32_t>(run.end));
-    }
-  }
   return same;
 }
 

@@ -1,7 +1,6 @@
 // The closed forms of mask_spec.h as intervals: of d = J − Q, of J, of Q, of blocks or documents.
 #include <algorithm>
 #include <limits>
-#include <utility>
 
 #include "attention/masks/mask_leaf.h"
 #include "base/check.h"

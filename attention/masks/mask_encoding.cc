@@ -3,7 +3,6 @@
 #include <openssl/evp.h>
 
 #include <algorithm>
-#include <type_traits>
 
 #include "base/check.h"
 

@@ -1,7 +1,9 @@
 #include "client/c/call.h"
 
+#include <exception>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "client/c/conversions.h"
 
@@ -10,7 +12,11 @@ attnd_call::attnd_call(std::string request_id, double timeout_seconds, int32_t p
 
 int attnd_call::Run(const Operation& operation) {
   make_result_json_ = nullptr;
-  return Finish(operation());
+  try {
+    return Finish(operation());
+  } catch (const std::exception& error) {
+    return Finish(absl::InternalError(absl::StrCat("client library: ", error.what())));
+  }
 }
 
 const char* attnd_call::result_json() {

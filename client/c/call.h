@@ -22,6 +22,7 @@ struct attnd_call {
   attnd_call(const attnd_call&) = delete;
   attnd_call& operator=(const attnd_call&) = delete;
 
+  // Returns the code; what `operation` throws is INTERNAL.
   int Run(const Operation& operation);
   void Cancel();
   void SetPollHook(int (*hook)(void*), void* argument);

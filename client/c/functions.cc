@@ -6,7 +6,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
@@ -116,7 +115,6 @@ absl::Status RunHealth(attnd_client& client, int index, attnd_call& call, int32_
 }  // namespace attnd
 
 using attnd::FullStructure;
-using attnd::Guard;
 using attnd::Problem;
 using attnd::ToProblem;
 
@@ -150,11 +148,9 @@ const char* attnd_call_result_json(attnd_call* call) { return call->result_json(
 attnd_client* attnd_client_new(const attnd_client_options* options, attnd_call* call) {
   attnd_client_options full = FullStructure(*options);
   auto client = std::make_unique<attnd_client>();
-  int code = call->Run([&] {
-    return Guard([&]() -> absl::Status {
-      RETURN_IF_ERROR(attnd::CheckHasSize("options", *options));
-      return attnd::NewClient(full, client->client);
-    });
+  int code = call->Run([&]() -> absl::Status {
+    RETURN_IF_ERROR(attnd::CheckHasSize("options", *options));
+    return attnd::NewClient(full, client->client);
   });
   return code == ATTND_OK ? client.release() : nullptr;
 }
@@ -185,24 +181,20 @@ void attnd_memory_free(attnd_memory* memory) { delete memory; }
 int attnd_forward(attnd_client* client, const attnd_problem* problem,
                   const attnd_forward_tensors* tensors, attnd_call* call) {
   attnd_forward_tensors full = FullStructure(*tensors);
-  return call->Run([&] {
-    return Guard([&]() -> absl::Status {
-      RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
-      RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
-      return attnd::RunForward(*client, ToProblem(*problem), full, *call);
-    });
+  return call->Run([&]() -> absl::Status {
+    RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
+    RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
+    return attnd::RunForward(*client, ToProblem(*problem), full, *call);
   });
 }
 
 int attnd_backward(attnd_client* client, const attnd_problem* problem,
                    const attnd_backward_tensors* tensors, attnd_call* call) {
   attnd_backward_tensors full = FullStructure(*tensors);
-  return call->Run([&] {
-    return Guard([&]() -> absl::Status {
-      RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
-      RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
-      return attnd::RunBackward(*client, ToProblem(*problem), full, *call);
-    });
+  return call->Run([&]() -> absl::Status {
+    RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
+    RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
+    return attnd::RunBackward(*client, ToProblem(*problem), full, *call);
   });
 }
 
@@ -210,8 +202,7 @@ attnd_mask* attnd_mask_new(const void* spec, int64_t spec_bytes, int64_t batch, 
                            int64_t rows, int64_t keys, attnd_call* call) {
   auto mask = std::make_unique<attnd_mask>();
   const attnd::MaskCall sizes = {.batch = batch, .q_heads = q_heads, .rows = rows, .keys = keys};
-  int code = call->Run(
-      [&] { return Guard([&] { return attnd::MakeMask(spec, spec_bytes, sizes, *mask); }); });
+  int code = call->Run([&] { return attnd::MakeMask(spec, spec_bytes, sizes, *mask); });
   return code == ATTND_OK ? mask.release() : nullptr;
 }
 
@@ -220,11 +211,9 @@ const uint8_t* attnd_mask_id(const attnd_mask* mask) { return mask->mask->id().d
 
 int attnd_compile_mask(attnd_client* client, int32_t address_index, const attnd_problem* problem,
                        attnd_call* call) {
-  return call->Run([&] {
-    return Guard([&]() -> absl::Status {
-      RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
-      return attnd::RunCompileMask(*client, address_index, ToProblem(*problem), *call);
-    });
+  return call->Run([&]() -> absl::Status {
+    RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
+    return attnd::RunCompileMask(*client, address_index, ToProblem(*problem), *call);
   });
 }
 
@@ -236,31 +225,24 @@ int64_t attnd_residual_bytes(const attnd_residual* residual) {
 int attnd_build_pattern(attnd_client* client, const void* request, int64_t request_bytes,
                         const char* token, attnd_call* call) {
   return call->Run([&] {
-    return Guard([&] {
-      return attnd::RunBuildPattern(
-          client, {static_cast<const char*>(request), static_cast<size_t>(request_bytes)},
-          token == nullptr ? "" : token, *call);
-    });
+    return attnd::RunBuildPattern(
+        client, {static_cast<const char*>(request), static_cast<size_t>(request_bytes)},
+        token == nullptr ? "" : token, *call);
   });
 }
 
 int attnd_release_capture(attnd_client* client, const char* token, attnd_call* call) {
-  return call->Run([&] {
-    return Guard([&]() -> absl::Status {
-      ASSIGN_OR_RETURN(const attnd::KeptAttentionMap kept, attnd::ToKeptMap("token", token));
-      return client->client->ReleaseCapture(kept, call->MakeCallOptions());
-    });
+  return call->Run([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const attnd::KeptAttentionMap kept, attnd::ToKeptMap("token", token));
+    return client->client->ReleaseCapture(kept, call->MakeCallOptions());
   });
 }
 
 int attnd_server_info(attnd_client* client, int32_t address_index, attnd_call* call) {
-  return call->Run(
-      [&] { return Guard([&] { return attnd::RunServerInfo(*client, address_index, *call); }); });
+  return call->Run([&] { return attnd::RunServerInfo(*client, address_index, *call); });
 }
 
 int attnd_check_health(attnd_client* client, int32_t address_index, int32_t* health,
                        attnd_call* call) {
-  return call->Run([&] {
-    return Guard([&] { return attnd::RunHealth(*client, address_index, *call, *health); });
-  });
+  return call->Run([&] { return attnd::RunHealth(*client, address_index, *call, *health); });
 }

@@ -1,5 +1,4 @@
 // attnd_local: attention within this process, by an engine of kernels/.
-#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <future>
@@ -16,7 +15,6 @@
 #include "client/c/attnd_client.h"
 #include "client/c/call.h"
 #include "client/c/conversions.h"
-#include "client/c/handles.h"
 #include "client/call/poll_hook.h"
 #include "client/types/error_detail.h"
 #include "client/types/tensors.h"
@@ -177,23 +175,19 @@ void attnd_local_free(attnd_local* local) { delete local; }
 int attnd_local_forward(attnd_local* local, const attnd_problem* problem,
                         const attnd_forward_tensors* tensors, attnd_call* call) {
   attnd_forward_tensors full = attnd::FullStructure(*tensors);
-  return call->Run([&] {
-    return attnd::Guard([&]() -> absl::Status {
-      RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
-      RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
-      return attnd::RunLocalForward(*local, attnd::ToProblem(*problem), full, *call);
-    });
+  return call->Run([&]() -> absl::Status {
+    RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
+    RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
+    return attnd::RunLocalForward(*local, attnd::ToProblem(*problem), full, *call);
   });
 }
 
 int attnd_local_backward(attnd_local* local, const attnd_problem* problem,
                          const attnd_backward_tensors* tensors, attnd_call* call) {
   attnd_backward_tensors full = attnd::FullStructure(*tensors);
-  return call->Run([&] {
-    return attnd::Guard([&]() -> absl::Status {
-      RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
-      RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
-      return attnd::RunLocalBackward(*local, attnd::ToProblem(*problem), full, *call);
-    });
+  return call->Run([&]() -> absl::Status {
+    RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
+    RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
+    return attnd::RunLocalBackward(*local, attnd::ToProblem(*problem), full, *call);
   });
 }

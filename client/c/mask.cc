@@ -10,21 +10,20 @@
 namespace attnd {
 namespace {
 
-absl::Status CheckRange(absl::string_view field, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, ": expected ", low, "..", high, ", got ", value));
+absl::Status CheckRange(absl::string_view field, int64_t value, int64_t most) {
+  if (value >= 1 && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, ": expected 1..", most, ", got ", value));
 }
 
 }  // namespace
 
 absl::Status MakeMask(const void* spec, int64_t spec_bytes, const MaskCall& sizes,
                       attnd_mask& out) {
-  RETURN_IF_ERROR(CheckRange("spec_bytes", spec_bytes, 1, std::numeric_limits<int32_t>::max()));
-  RETURN_IF_ERROR(CheckRange("batch", sizes.batch, 1, kMaxBatch));
-  RETURN_IF_ERROR(CheckRange("q_heads", sizes.q_heads, 1, kMaxHeads));
-  RETURN_IF_ERROR(CheckRange("rows", sizes.rows, 1, kMaxLength));
-  RETURN_IF_ERROR(CheckRange("keys", sizes.keys, 1, kMaxLength));
+  RETURN_IF_ERROR(CheckRange("spec_bytes", spec_bytes, std::numeric_limits<int32_t>::max()));
+  RETURN_IF_ERROR(CheckRange("batch", sizes.batch, kMaxBatch));
+  RETURN_IF_ERROR(CheckRange("q_heads", sizes.q_heads, kMaxHeads));
+  RETURN_IF_ERROR(CheckRange("rows", sizes.rows, kMaxLength));
+  RETURN_IF_ERROR(CheckRange("keys", sizes.keys, kMaxLength));
   v1::MaskSpec wire;
   if (!wire.ParseFromArray(spec, static_cast<int>(spec_bytes)) || !wire.id().empty()) {
     return absl::InvalidArgumentError("spec: expected an attnd.v1.MaskSpec without id, got others");

@@ -156,15 +156,12 @@ absl::Status RunGet(attnd_module& module, absl::Span<const attnd_module_tensor> 
 }  // namespace attnd
 
 using attnd::FullStructure;
-using attnd::Guard;
 
 attnd_module* attnd_module_register(attnd_client* client, const void* request,
                                     int64_t request_bytes, int64_t replay_bytes, attnd_call* call) {
   auto made = std::make_unique<attnd_module>();
   const int code = call->Run([&] {
-    return Guard([&] {
-      return attnd::RunRegister(*client, request, request_bytes, replay_bytes, *call, made->module);
-    });
+    return attnd::RunRegister(*client, request, request_bytes, replay_bytes, *call, made->module);
   });
   return code == ATTND_OK && made->module != nullptr ? made.release() : nullptr;
 }
@@ -180,37 +177,28 @@ int attnd_module_is_recoverable(attnd_module* module) {
 void attnd_module_free(attnd_module* module) { delete module; }
 
 int attnd_module_release(attnd_module* module, attnd_call* call) {
-  return call->Run(
-      [&] { return Guard([&] { return module->module->Release(call->MakeCallOptions()); }); });
+  return call->Run([&] { return module->module->Release(call->MakeCallOptions()); });
 }
 
 int attnd_module_status(attnd_module* module, attnd_call* call) {
-  return call->Run([&] {
-    return Guard(
-        [&] { return attnd::Finish(*call, module->module->GetStatus(call->MakeCallOptions())); });
-  });
+  return call->Run(
+      [&] { return attnd::Finish(*call, module->module->GetStatus(call->MakeCallOptions())); });
 }
 
 int attnd_module_list(attnd_client* client, attnd_call* call) {
   return call->Run([&] {
-    return Guard([&] {
-      return attnd::Finish(*call,
-                           attnd::ModuleClient(*client->client).List(call->MakeCallOptions()));
-    });
+    return attnd::Finish(*call, attnd::ModuleClient(*client->client).List(call->MakeCallOptions()));
   });
 }
 
 int attnd_module_join(attnd_module* module, int32_t rank, int32_t ranks, attnd_call* call) {
   return call->Run([&] {
-    return Guard([&] {
-      return module->module->Join(static_cast<uint32_t>(rank), static_cast<uint32_t>(ranks));
-    });
+    return module->module->Join(static_cast<uint32_t>(rank), static_cast<uint32_t>(ranks));
   });
 }
 
 int attnd_module_follow(attnd_module* module, attnd_call* call) {
-  return call->Run(
-      [&] { return Guard([&] { return module->module->Follow(call->MakeCallOptions()); }); });
+  return call->Run([&] { return module->module->Follow(call->MakeCallOptions()); });
 }
 
 uint64_t attnd_module_sequence(const attnd_module* module) { return module->module->sequence(); }
@@ -226,22 +214,18 @@ void attnd_module_give_up_turn(attnd_module* module, uint64_t turn) {
 int attnd_module_forward(attnd_module* module, const attnd_module_forward_tensors* tensors,
                          attnd_call* call) {
   attnd_module_forward_tensors full = FullStructure(*tensors);
-  return call->Run([&] {
-    return Guard([&]() -> absl::Status {
-      RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
-      return attnd::RunModuleForward(*module, full, *call);
-    });
+  return call->Run([&]() -> absl::Status {
+    RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
+    return attnd::RunModuleForward(*module, full, *call);
   });
 }
 
 int attnd_module_backward(attnd_module* module, const attnd_module_backward_tensors* tensors,
                           attnd_call* call) {
   attnd_module_backward_tensors full = FullStructure(*tensors);
-  return call->Run([&] {
-    return Guard([&]() -> absl::Status {
-      RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
-      return attnd::RunModuleBackward(*module, full, *call);
-    });
+  return call->Run([&]() -> absl::Status {
+    RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
+    return attnd::RunModuleBackward(*module, full, *call);
   });
 }
 
@@ -252,62 +236,47 @@ void attnd_activations_free(attnd_activations* activations) {
 }
 
 int attnd_module_gradient_stats(attnd_module* module, attnd_call* call) {
-  return call->Run([&] {
-    return Guard([&] {
-      return attnd::Finish(*call, module->module->GradientStats(call->MakeCallOptions()));
-    });
-  });
+  return call->Run(
+      [&] { return attnd::Finish(*call, module->module->GradientStats(call->MakeCallOptions())); });
 }
 
 int attnd_module_parameter_stats(attnd_module* module, int32_t all_norms, attnd_call* call) {
   return call->Run([&] {
-    return Guard([&] {
-      return attnd::Finish(
-          *call, module->module->GradientStats(call->MakeCallOptions(), true, all_norms != 0));
-    });
+    return attnd::Finish(
+        *call, module->module->GradientStats(call->MakeCallOptions(), true, all_norms != 0));
   });
 }
 
 int attnd_module_step(attnd_module* module, const void* request, int64_t request_bytes,
                       attnd_call* call) {
-  return call->Run([&] {
-    return Guard([&] { return attnd::RunStep(*module, request, request_bytes, *call); });
-  });
+  return call->Run([&] { return attnd::RunStep(*module, request, request_bytes, *call); });
 }
 
 int attnd_module_sum_gradients(attnd_module* module, const void* request, int64_t request_bytes,
                                attnd_call* call) {
-  return call->Run([&] {
-    return Guard([&] { return attnd::RunSumGradients(*module, request, request_bytes, *call); });
-  });
+  return call->Run([&] { return attnd::RunSumGradients(*module, request, request_bytes, *call); });
 }
 
 int attnd_module_put(attnd_module* module, const attnd_module_tensor* tensors, int64_t count,
                      int64_t optimizer_step, int32_t complete, attnd_call* call) {
   return call->Run([&] {
-    return Guard([&] {
-      return attnd::RunPut(*module, {tensors, static_cast<size_t>(count)}, optimizer_step,
-                           complete != 0, *call);
-    });
+    return attnd::RunPut(*module, {tensors, static_cast<size_t>(count)}, optimizer_step,
+                         complete != 0, *call);
   });
 }
 
 int attnd_module_put_gradients(attnd_module* module, const attnd_module_tensor* tensors,
                                int64_t count, attnd_call* call) {
   return call->Run([&] {
-    return Guard([&] {
-      return module->module->PutGradients(
-          {.tensors = attnd::SentOf({tensors, static_cast<size_t>(count)}), .commit = {}},
-          call->MakeCallOptions());
-    });
+    return module->module->PutGradients(
+        {.tensors = attnd::SentOf({tensors, static_cast<size_t>(count)}), .commit = {}},
+        call->MakeCallOptions());
   });
 }
 
 int attnd_module_get(attnd_module* module, const attnd_module_tensor* tensors, int64_t count,
                      attnd_call* call) {
   return call->Run([&] {
-    return Guard([&] {
-      return attnd::RunGet(*module, {tensors, static_cast<size_t>(count)}, *call);
-    });
+    return attnd::RunGet(*module, {tensors, static_cast<size_t>(count)}, *call);
   });
 }

@@ -1,7 +1,6 @@
 #include "client/call/call_runner.h"
 
 #include <algorithm>
-#include <limits>
 #include <stop_token>
 #include <utility>
 

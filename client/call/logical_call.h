@@ -80,7 +80,6 @@ class LogicalCall {
 
   // Backward: shards whose lease is held send d_o alone, to where it is held.
   void UseLeases(const ResidualState& residual);
-  bool uses_leases() const { return residual_ != nullptr; }
   // The address of the shard's lease, -1 without one.
   int LeasedAddress(int64_t shard) const;
   // The address of the server that must compute the call; -1: any.

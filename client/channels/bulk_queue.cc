@@ -1,7 +1,5 @@
 #include "client/channels/bulk_queue.h"
 
-#include <utility>
-
 #include "absl/time/clock.h"
 
 namespace attnd {

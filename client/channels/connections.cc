@@ -3,8 +3,6 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/support/channel_arguments.h>
 
-#include <algorithm>
-#include <limits>
 #include <optional>
 #include <utility>
 

@@ -9,23 +9,25 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "base/read_file.h"
 #include "base/status_macros.h"
+#include "base/whole_file.h"
 
 namespace attnd {
 namespace {
 
 absl::StatusOr<std::string> ReadPem(absl::string_view option, const std::string& path) {
   if (path.empty()) return std::string();
-  std::string contents = ReadFile(path);
-  if (contents.empty()) return absl::NotFoundError(absl::StrCat(option, ": cannot read ", path));
-  return contents;
+  ASSIGN_OR_RETURN(std::string contents, ReadWholeFile(path, option));
+  if (!contents.empty()) return contents;
+  return absl::InvalidArgumentError(
+      absl::StrCat(option, ": expected a PEM file, got an empty one, ", path));
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeTls(const ClientTlsOptions& tls) {
   if (tls.certificate_file.empty() != tls.key_file.empty()) {
     return absl::InvalidArgumentError(
-        "tls: expected certificate_file and key_file together, got one of them");
+        absl::StrCat("tls: expected certificate_file and key_file together, got ",
+                     tls.key_file.empty() ? "certificate_file" : "key_file", " alone"));
   }
   grpc::SslCredentialsOptions pem;
   ASSIGN_OR_RETURN(pem.pem_root_certs, ReadPem("tls.ca_file", tls.ca_file));

@@ -1,7 +1,6 @@
 #include "client/channels/grpc_status.h"
 
 #include <cstdint>
-#include <string>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"

@@ -43,13 +43,22 @@ size_t Distance(absl::string_view a, absl::string_view b) {
   return row.back();
 }
 
-// "; did you mean WORD?" of the nearest command, or flag of `app` and its chosen command, if one is
-// near.
-std::string Suggestion(const CLI::App& app, absl::string_view typed) {
-  std::vector<std::string> words;
-  for (const CLI::App* command : app.get_subcommands(nullptr)) words.push_back(command->get_name());
+// attnctl and the commands that were chosen, such as module and list.
+std::vector<const CLI::App*> Chosen(const CLI::App& app) {
   std::vector<const CLI::App*> chosen = {&app};
-  for (const CLI::App* command : app.get_subcommands()) chosen.push_back(command);
+  while (!chosen.back()->get_subcommands().empty()) {
+    chosen.push_back(chosen.back()->get_subcommands().front());
+  }
+  return chosen;
+}
+
+// "; did you mean WORD?" of the nearest command of the last one chosen, or flag of any of them, if
+// one is near.
+std::string Suggestion(const std::vector<const CLI::App*>& chosen, absl::string_view typed) {
+  std::vector<std::string> words;
+  for (const CLI::App* command : chosen.back()->get_subcommands(nullptr)) {
+    words.push_back(command->get_name());
+  }
   for (const CLI::App* one : chosen) {
     for (const CLI::Option* option : one->get_options()) {
       for (const std::string& name : option->get_lnames()) words.push_back("--" + name);
@@ -64,14 +73,16 @@ std::string Suggestion(const CLI::App& app, absl::string_view typed) {
 // Wrong usage has been found, or --help or --version was asked for.
 int ExitOf(const CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) return app.exit(error);
-  std::vector<std::string> rest = app.remaining();
-  bool unknown = app.get_subcommands().empty() && !rest.empty() && rest.front()[0] != '-';
-  if (unknown) {
-    std::cerr << "attnctl: there is no command " << rest.front() << Suggestion(app, rest.front())
-              << "; attnctl --help lists them\n";
+  const std::vector<const CLI::App*> chosen = Chosen(app);
+  const std::vector<std::string> rest = app.remaining(/*recurse=*/true);
+  const std::string suggestion = rest.empty() ? "" : Suggestion(chosen, rest.front());
+  const bool has_commands = !chosen.back()->get_subcommands(nullptr).empty();
+  if (has_commands && !rest.empty() && rest.front()[0] != '-') {
+    std::cerr << "attnctl: there is no command " << rest.front() << suggestion << "; attnctl "
+              << (chosen.size() == 1 ? "" : chosen.back()->get_name() + " ")
+              << "--help lists them\n";
   } else {
-    rest = app.remaining(/*recurse=*/true);
-    std::cerr << "attnctl: " << error.what() << (rest.empty() ? "" : Suggestion(app, rest.front()))
+    std::cerr << "attnctl: " << error.what() << suggestion
               << "\nRun with --help for more information.\n";
   }
   return kExitUsage;

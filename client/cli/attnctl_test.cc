@@ -49,12 +49,15 @@ TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
   EXPECT_EQ(RunAttnctl("info --no-such-flag").exit_code, 2);
   for (const auto& [typed, meant] : {std::pair("inf", "info"),
                                      {"bnech", "bench"},
+                                     {"module lst", "list"},
                                      {"bench --causl", "--causal"},
                                      {"info --adress", "--address"}}) {
     const std::string text = RunAttnctl(typed).output;
     EXPECT_TRUE(absl::StrContains(text, absl::StrCat("did you mean ", meant, "?"))) << text;
   }
   EXPECT_FALSE(absl::StrContains(nothing.output, "did you mean")) << nothing.output;
+  EXPECT_TRUE(absl::StrContains(RunAttnctl("module foo").output,
+                                "no command foo; attnctl module --help lists them"));
   EXPECT_EQ(RunAttnctl("-o yaml info").exit_code, 2);
   EXPECT_EQ(RunAttnctl("bench --shape 1,2").exit_code, 2);
   EXPECT_EQ(RunAttnctl("bench --dtype int8").exit_code, 2);

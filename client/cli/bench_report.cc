@@ -13,6 +13,7 @@
 #include "attention/problem_text.h"
 #include "base/cpu_quota.h"
 #include "base/version.h"
+#include "base/whole_file.h"
 #include "client/cli/json_text.h"
 #include "client/cli/table.h"
 
@@ -217,11 +218,8 @@ std::string BenchReport::ToCsv() const {
 }
 
 absl::Status BenchReport::Write(const std::string& path) const {
-  std::ofstream file(path);
-  file << (absl::EndsWith(path, ".csv") ? ToCsv() : JsonText(ToJson()) + "\n");
-  file.close();
-  if (file.fail()) return absl::NotFoundError(absl::StrCat("--export: cannot write ", path));
-  return absl::OkStatus();
+  return WriteWholeFile(path, absl::EndsWith(path, ".csv") ? ToCsv() : JsonText(ToJson()) + "\n",
+                        "--export");
 }
 
 }  // namespace attnd

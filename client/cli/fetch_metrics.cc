@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <ctime>
 #include <memory>
-#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"

@@ -1,7 +1,6 @@
 #include "client/cli/run_command.h"
 
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <system_error>
@@ -10,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "attention/problem_text.h"
 #include "base/status_macros.h"
+#include "base/whole_file.h"
 #include "client/cli/json_text.h"
 #include "client/cli/printable.h"
 #include "client/cli/problem_flags.h"
@@ -38,11 +38,7 @@ absl::Status WriteResults(const TensorJob& job, const std::string& path) {
                                                  {"backend", job.receipt().backend},
                                                  {"kernel", job.receipt().kernel}};
   std::string bytes = SerializeSafetensors(job.Results(), metadata);
-  std::ofstream file(path, std::ios::binary);
-  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  file.close();
-  if (file.fail()) return absl::NotFoundError(absl::StrCat("cannot write ", path));
-  return absl::OkStatus();
+  return WriteWholeFile(path, bytes);
 }
 
 void PrintSummary(const Session& session, const TensorJob& job, const std::string& path) {

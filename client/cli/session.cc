@@ -3,9 +3,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
-#include <sstream>
 #include <utility>
 
 #include "CLI/CLI.hpp"
@@ -14,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "base/whole_file.h"
 #include "client/channels/address.h"
 #include "client/cli/json_text.h"
 #include "client/cli/printable.h"
@@ -88,11 +87,8 @@ absl::StatusOr<ClientOptions> Session::MakeClientOptions() const {
                                    .server_name = server_name_};
   }
   if (!token_file_.empty()) {
-    std::ifstream file(token_file_);
-    std::ostringstream text;
-    text << file.rdbuf();
-    if (!file) return absl::NotFoundError(absl::StrCat("--token-file: cannot read ", token_file_));
-    options.bearer_token = std::string(absl::StripAsciiWhitespace(text.str()));
+    ASSIGN_OR_RETURN(options.bearer_token, ReadWholeFile(token_file_, "--token-file"));
+    absl::StripAsciiWhitespace(&options.bearer_token);
     if (options.bearer_token.empty()) {
       return absl::InvalidArgumentError(
           absl::StrCat("--token-file: expected a token, got none in ", token_file_));

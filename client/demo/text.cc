@@ -1,12 +1,12 @@
 #include "client/demo/text.h"
 
-#include <fstream>
-#include <iterator>
 #include <set>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status_macros.h"
+#include "base/whole_file.h"
 
 namespace attnd::demo {
 
@@ -18,9 +18,10 @@ CharacterText::CharacterText(absl::string_view text) {
 }
 
 absl::StatusOr<CharacterText> CharacterText::FromFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file || text.empty()) return absl::NotFoundError(absl::StrCat("cannot read ", path));
+  ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  if (text.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("expected text, got an empty file, ", path));
+  }
   return CharacterText(text);
 }
 

@@ -23,7 +23,7 @@ TEST(CharacterText, TargetsAreTheNextCharacters) {
 TEST(CharacterText, SaysWhichFileIsMissing) {
   absl::Status status = CharacterText::FromFile("/no/such/file").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(status.message(), "cannot read /no/such/file");
+  EXPECT_EQ(status.message(), "cannot read /no/such/file: No such file or directory");
 }
 
 }  // namespace

@@ -59,14 +59,6 @@ std::vector<Parameter*> Transformer::parameters() {
   return all;
 }
 
-int64_t Transformer::ParameterCount() const {
-  int64_t count = 0;
-  for (Parameter* p : const_cast<Transformer*>(this)->parameters()) {
-    count += static_cast<int64_t>(p->value.size());
-  }
-  return count;
-}
-
 absl::StatusOr<double> Transformer::LossAndGradients(const TextBatch& batch, uint64_t dropout_seed,
                                                      AttentionSource& attention) {
   CHECK(batch.length <= shape_.context) << batch.length;

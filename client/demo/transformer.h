@@ -36,7 +36,6 @@ class Transformer {
                                           AttentionSource& attention);
 
   std::vector<Parameter*> parameters();
-  int64_t ParameterCount() const;
 
  private:
   struct Block {

@@ -31,7 +31,7 @@ bool CanKeep(const Problem& problem, Travel travel);
 
 // Bytes of host memory that In and Out need for a call. `by_classes`: CallLayout::classes.
 int64_t TransferScratchBytes(const Problem& problem, Direction direction, Travel travel,
-                             bool by_classes = false);
+                             bool by_classes);
 
 class Transfer {
  public:

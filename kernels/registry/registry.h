@@ -42,8 +42,7 @@ struct BackendOptions {
 // At least one. `note`, if given, receives one line for the log when "auto" falls back or NCCL is
 // missing, else stays empty.
 absl::StatusOr<std::vector<Device>> MakeDevices(absl::string_view name,
-                                                const BackendOptions& options,
-                                                std::string* note = nullptr);
+                                                const BackendOptions& options, std::string* note);
 // Attention of the first of them, for tools that use one; without devices in the options, GPU 0.
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(absl::string_view name,
                                                      const BackendOptions& options,

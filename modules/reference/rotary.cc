@@ -1,7 +1,6 @@
 #include "modules/reference/rotary.h"
 
 #include <cmath>
-#include <utility>
 
 namespace attnd {
 namespace {

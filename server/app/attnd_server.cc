@@ -287,8 +287,6 @@ MaskTableStats AttndServer::masks() const { return keep_->masks().stats(); }
 
 int64_t AttndServer::module_bytes() const { return modules_->table().memory().used(); }
 
-void AttndServer::ExpireModules() { modules_->table().Expire(); }
-
 // Nothing may lose a device, or answer a call, once the server is gone.
 AttndServer::~AttndServer() {
   devices_.StopGpuWatch();

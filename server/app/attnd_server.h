@@ -77,7 +77,6 @@ class AttndServer {
   // that only a restart helps. Any thread.
   absl::Status CheckAlive() const;
   int64_t module_bytes() const;
-  void ExpireModules();
   SharedMemoryUse shared_memory_use() const { return shared_memory_->Use(); }
 
   // Returns when every call is answered or `timeout` has passed (what then still runs is

@@ -9,7 +9,6 @@
 
 #include <cstdio>
 #include <iostream>
-#include <memory>
 #include <utility>
 
 #include "absl/strings/match.h"

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cerrno>
-#include <cstdint>
 #include <fstream>
 
 #include "absl/strings/ascii.h"

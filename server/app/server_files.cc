@@ -3,15 +3,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/whole_file.h"
 #include "net/listen_address.h"
 #include "server/modules/state_root.h"
 #include "server/security/auth.h"
@@ -73,13 +75,9 @@ absl::Status CheckFiles(const ServerOptions& options) {
 absl::Status WritePorts(const std::string& path, const std::string& text) {
   const bool in_place = StaysInPlace(path);
   const std::string written = in_place ? path : absl::StrCat(path, ".tmp");
-  std::ofstream file(written);
-  file << text;
-  file.close();
-  if (file.fail() || (!in_place && std::rename(written.c_str(), path.c_str()) != 0)) {
-    return absl::UnavailableError(absl::StrCat("cannot write ", path));
-  }
-  return absl::OkStatus();
+  RETURN_IF_ERROR(WriteWholeFile(written, text));
+  if (in_place || std::rename(written.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));
 }
 
 void RemovePortFiles(const ServerOptions& options) {

@@ -5,8 +5,6 @@
 #include <openssl/hmac.h>
 #include <openssl/rand.h>
 
-#include <cstring>
-
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "server/call/status_details.h"

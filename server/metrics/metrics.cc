@@ -1,6 +1,5 @@
 #include "server/metrics/metrics.h"
 
-#include <iterator>
 #include <utility>
 
 #include "base/status_macros.h"

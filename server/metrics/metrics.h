@@ -77,7 +77,6 @@ enum class LeaseLookup : uint8_t {
   kDeviceLost,
   kEpochChanged
 };
-inline constexpr int kLeaseLookups = 10;
 
 class Metrics {
  public:

@@ -161,36 +161,36 @@ void ModulesService::AddLoad(CallStream& stream, const std::string& caller) {
   stream.context().AddTrailingMetadata("attnd-module-memory", absl::StrCat(used));
 }
 
-UnaryStream* ModulesService::StartUnary(ModuleMethod method, CallCost cost, Context* context,
-                                        const Bytes* request, Bytes* reply) {
-  auto* stream = new UnaryStream(deps_.streams, *context, cost, *request, *reply);
+UnaryStream* ModulesService::StartUnary(ModuleMethod method, Context* context, const Bytes* request,
+                                        Bytes* reply) {
+  auto* stream = new UnaryStream(deps_.streams, *context, kSmallReply, *request, *reply);
   Start(method, *stream);
   return stream;
 }
 
 grpc::ServerUnaryReactor* ModulesService::Register(Context* context, const Bytes* request,
                                                    Bytes* reply) {
-  return StartUnary(ModuleMethod::kRegister, kSmallReply, context, request, reply);
+  return StartUnary(ModuleMethod::kRegister, context, request, reply);
 }
 
 grpc::ServerUnaryReactor* ModulesService::GetModule(Context* context, const Bytes* request,
                                                     Bytes* reply) {
-  return StartUnary(ModuleMethod::kGetModule, kSmallReply, context, request, reply);
+  return StartUnary(ModuleMethod::kGetModule, context, request, reply);
 }
 
 grpc::ServerUnaryReactor* ModulesService::ListModules(Context* context, const Bytes* request,
                                                       Bytes* reply) {
-  return StartUnary(ModuleMethod::kListModules, kSmallReply, context, request, reply);
+  return StartUnary(ModuleMethod::kListModules, context, request, reply);
 }
 
 grpc::ServerUnaryReactor* ModulesService::Renew(Context* context, const Bytes* request,
                                                 Bytes* reply) {
-  return StartUnary(ModuleMethod::kRenew, kSmallReply, context, request, reply);
+  return StartUnary(ModuleMethod::kRenew, context, request, reply);
 }
 
 grpc::ServerUnaryReactor* ModulesService::Release(Context* context, const Bytes* request,
                                                   Bytes* reply) {
-  return StartUnary(ModuleMethod::kRelease, kSmallReply, context, request, reply);
+  return StartUnary(ModuleMethod::kRelease, context, request, reply);
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ModulesService::Forward(
@@ -209,17 +209,17 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ModulesService::Bac
 
 grpc::ServerUnaryReactor* ModulesService::GradientStats(Context* context, const Bytes* request,
                                                         Bytes* reply) {
-  return StartUnary(ModuleMethod::kGradientStats, kSmallReply, context, request, reply);
+  return StartUnary(ModuleMethod::kGradientStats, context, request, reply);
 }
 
 grpc::ServerUnaryReactor* ModulesService::SumGradients(Context* context, const Bytes* request,
                                                        Bytes* reply) {
-  return StartUnary(ModuleMethod::kSumGradients, kSmallReply, context, request, reply);
+  return StartUnary(ModuleMethod::kSumGradients, context, request, reply);
 }
 
 grpc::ServerUnaryReactor* ModulesService::Step(Context* context, const Bytes* request,
                                                Bytes* reply) {
-  return StartUnary(ModuleMethod::kStep, kSmallReply, context, request, reply);
+  return StartUnary(ModuleMethod::kStep, context, request, reply);
 }
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* ModulesService::PutTensors(Context* context,

@@ -64,8 +64,8 @@ class ModulesService final : public ModulesServiceBase {
   grpc::ServerWriteReactor<Bytes>* GetTensors(Context* context, const Bytes* request) override;
 
  private:
-  UnaryStream* StartUnary(ModuleMethod method, CallCost cost, Context* context,
-                          const Bytes* request, Bytes* reply);
+  UnaryStream* StartUnary(ModuleMethod method, Context* context, const Bytes* request,
+                          Bytes* reply);
   void Start(ModuleMethod method, CallStream& stream);
   // Refuses a caller, or an address, that has as many calls as it may.
   absl::Status Enter(CallStream& stream, const std::string& caller);

@@ -41,12 +41,12 @@ absl::StatusOr<FileDescriptor> OpenFolder(int root, const std::string& name) {
   return folder;
 }
 
-// Whether `descriptor` is still the file of that name.
-bool IsStill(int folder, const char* file, int descriptor) {
+// Whether `lock` is still the folder's file of that name.
+bool IsStillLock(int folder, int lock) {
   struct stat by_name {
   }, by_descriptor{};
-  return fstatat(folder, file, &by_name, AT_SYMLINK_NOFOLLOW) == 0 &&
-         fstat(descriptor, &by_descriptor) == 0 && by_name.st_ino == by_descriptor.st_ino &&
+  return fstatat(folder, "lock", &by_name, AT_SYMLINK_NOFOLLOW) == 0 &&
+         fstat(lock, &by_descriptor) == 0 && by_name.st_ino == by_descriptor.st_ino &&
          by_name.st_dev == by_descriptor.st_dev;
 }
 
@@ -74,7 +74,7 @@ absl::StatusOr<FileDescriptor> LockFolder(int folder, const std::string& name) {
     return absl::FailedPreconditionError(
         absl::StrCat("state ", name, ": another attnd of this host uses it"));
   }
-  if (!IsStill(folder, "lock", lock.get())) return absl::NotFoundError(name);
+  if (!IsStillLock(folder, lock.get())) return absl::NotFoundError(name);
   return lock;
 }
 

@@ -6,7 +6,6 @@
 #include "kernels/backend.h"
 #include "proto/attnd/v1/pattern_codec.h"
 #include "server/call/status_details.h"
-#include "server/wire/decode_small.h"
 
 namespace attnd {
 namespace {

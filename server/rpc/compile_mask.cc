@@ -7,7 +7,6 @@
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
 #include "server/wire/decode_problem.h"
-#include "server/wire/decode_small.h"
 
 namespace attnd {
 namespace {

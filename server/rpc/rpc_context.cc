@@ -1,7 +1,6 @@
 #include "server/rpc/rpc_context.h"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <utility>
 

@@ -1,6 +1,5 @@
 #include "server/rpc/service.h"
 
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -50,21 +49,21 @@ RawStreamReactor* AttentionService::BackwardStream(grpc::CallbackServerContext* 
 }
 
 grpc::ServerUnaryReactor* AttentionService::AnswerSmall(grpc::CallbackServerContext* context,
-                                                        Method method, CallCost cost,
+                                                        Method method,
                                                         const grpc::ByteBuffer& request,
                                                         grpc::ByteBuffer* reply,
                                                         const SmallWork& work) {
-  auto* call = new SmallCall(deps_, *context, method, cost, *reply);
+  auto* call = new SmallCall(deps_, *context, method, kSmallReply, *reply);
   const absl::Status begun = call->Begin(request);
   call->Finish(begun.ok() ? work(*call) : begun);
   return call;
 }
 
 grpc::ServerUnaryReactor* AttentionService::AnswerLong(grpc::CallbackServerContext* context,
-                                                       Method method, CallCost cost,
+                                                       Method method,
                                                        const grpc::ByteBuffer& request,
                                                        grpc::ByteBuffer* reply, SmallWork work) {
-  auto* call = new SmallCall(deps_, *context, method, cost, *reply);
+  auto* call = new SmallCall(deps_, *context, method, kSmallReply, *reply);
   absl::Status begun = call->Begin(request);
   if (begun.ok()) {
     begun = deps_.calls.mask_workers().Run(call->caller(), [context, call, work = std::move(work)] {
@@ -78,7 +77,7 @@ grpc::ServerUnaryReactor* AttentionService::AnswerLong(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* request,
                                                           grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kGetServerInfo, kSmallReply, *request, reply,
+  return AnswerSmall(context, Method::kGetServerInfo, *request, reply,
                      [&](SmallCall&) -> absl::StatusOr<grpc::ByteBuffer> {
                        // A newer client may want to learn our version.
                        RETURN_IF_ERROR(CheckEmpty(*request));
@@ -89,7 +88,7 @@ grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* AttentionService::RenewResidual(grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* request,
                                                           grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kRenewResidual, kSmallReply, *request, reply,
+  return AnswerSmall(context, Method::kRenewResidual, *request, reply,
                      [&](SmallCall& call) -> absl::StatusOr<grpc::ByteBuffer> {
                        ASSIGN_OR_RETURN(LeaseGrant lease, Renew(call));
                        v1::RenewResidualResponse wire;
@@ -101,7 +100,7 @@ grpc::ServerUnaryReactor* AttentionService::RenewResidual(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(grpc::CallbackServerContext* context,
                                                             const grpc::ByteBuffer* request,
                                                             grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kReleaseResidual, kSmallReply, *request, reply,
+  return AnswerSmall(context, Method::kReleaseResidual, *request, reply,
                      [&](SmallCall& call) -> absl::StatusOr<grpc::ByteBuffer> {
                        RETURN_IF_ERROR(Release(call));
                        return EncodeSmall(v1::ReleaseResidualResponse());
@@ -111,7 +110,7 @@ grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(grpc::CallbackServer
 grpc::ServerUnaryReactor* AttentionService::CompileMask(grpc::CallbackServerContext* context,
                                                         const grpc::ByteBuffer* request,
                                                         grpc::ByteBuffer* reply) {
-  return AnswerLong(context, Method::kCompileMask, kSmallReply, *request, reply,
+  return AnswerLong(context, Method::kCompileMask, *request, reply,
                     [this](SmallCall& call) -> absl::StatusOr<grpc::ByteBuffer> {
                       ASSIGN_OR_RETURN(const v1::CompileMaskResponse wire,
                                        attnd::CompileMask(call, deps_));
@@ -122,7 +121,7 @@ grpc::ServerUnaryReactor* AttentionService::CompileMask(grpc::CallbackServerCont
 grpc::ServerUnaryReactor* AttentionService::BuildPattern(grpc::CallbackServerContext* context,
                                                          const grpc::ByteBuffer* request,
                                                          grpc::ByteBuffer* reply) {
-  return AnswerLong(context, Method::kBuildPattern, kSmallReply, *request, reply,
+  return AnswerLong(context, Method::kBuildPattern, *request, reply,
                     [this](SmallCall& call) -> absl::StatusOr<grpc::ByteBuffer> {
                       ASSIGN_OR_RETURN(const v1::BuildPatternResponse wire,
                                        BuildPatternOfCaller(call, deps_.keep.maps()));
@@ -133,7 +132,7 @@ grpc::ServerUnaryReactor* AttentionService::BuildPattern(grpc::CallbackServerCon
 grpc::ServerUnaryReactor* AttentionService::ReleaseCapture(grpc::CallbackServerContext* context,
                                                            const grpc::ByteBuffer* request,
                                                            grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kReleaseCapture, kSmallReply, *request, reply,
+  return AnswerSmall(context, Method::kReleaseCapture, *request, reply,
                      [&](SmallCall& call) -> absl::StatusOr<grpc::ByteBuffer> {
                        RETURN_IF_ERROR(attnd::ReleaseCapture(call, deps_.keep.maps()));
                        return EncodeSmall(v1::ReleaseCaptureResponse());

@@ -67,12 +67,12 @@ class AttentionService final : public AttentionServiceBase {
   // Computes a small call: its reply, or why there is none.
   using SmallWork = std::function<absl::StatusOr<grpc::ByteBuffer>(SmallCall& call)>;
   grpc::ServerUnaryReactor* AnswerSmall(grpc::CallbackServerContext* context, Method method,
-                                        CallCost cost, const grpc::ByteBuffer& request,
-                                        grpc::ByteBuffer* reply, const SmallWork& work);
+                                        const grpc::ByteBuffer& request, grpc::ByteBuffer* reply,
+                                        const SmallWork& work);
   // The same for what takes long, on a thread of MaskWorkers.
   grpc::ServerUnaryReactor* AnswerLong(grpc::CallbackServerContext* context, Method method,
-                                       CallCost cost, const grpc::ByteBuffer& request,
-                                       grpc::ByteBuffer* reply, SmallWork work);
+                                       const grpc::ByteBuffer& request, grpc::ByteBuffer* reply,
+                                       SmallWork work);
   absl::StatusOr<LeaseGrant> Renew(SmallCall& call);
   absl::Status Release(SmallCall& call);
 

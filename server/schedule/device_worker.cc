@@ -1,7 +1,6 @@
 #include "server/schedule/device_worker.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

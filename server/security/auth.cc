@@ -3,9 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <fstream>
 #include <memory>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -13,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "base/whole_file.h"
 #include "server/call/status_details.h"
 
 namespace attnd {
@@ -64,11 +63,8 @@ absl::StatusOr<Authenticator> Authenticator::FromTokenFile(const std::string& pa
     return absl::InvalidArgumentError(absl::StrCat(
         "--token_file: expected a regular file, got a folder, pipe or device, ", path));
   }
-  std::ifstream file(path);
-  if (!file) return absl::NotFoundError(absl::StrCat("--token_file: cannot read ", path));
-  std::stringstream text;
-  text << file.rdbuf();
-  return FromTokenText(text.str());
+  ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, "--token_file"));
+  return FromTokenText(text);
 }
 
 absl::StatusOr<Authenticator> Authenticator::FromTokenText(absl::string_view text) {

@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/check.h"
 #include "server/security/auth.h"

@@ -26,8 +26,8 @@ absl::Status UnknownRegion(absl::string_view what) {
                  absl::StrCat("shared_memory: ", what, "; send the tensors in the message"));
 }
 
-absl::Status BadPlace(absl::string_view field, absl::string_view expected, absl::string_view got) {
-  return FieldError(reason::kBadField, absl::StrCat("shared_memory.tensor.", field), expected, got);
+absl::Status BadOffset(absl::string_view expected, absl::string_view got) {
+  return FieldError(reason::kBadField, "shared_memory.tensor.offset", expected, got);
 }
 
 bool Overlap(const TensorSpec& a, const TensorSpec& b) {
@@ -41,8 +41,8 @@ absl::Status CheckOverlap(absl::Span<const TensorSpec> tensors) {
       if (&a == &b) break;
       if (a.role != TensorUse::kOutput && b.role != TensorUse::kOutput) continue;
       if (!Overlap(a, b)) continue;
-      return BadPlace("offset", "an output that shares no byte with another tensor",
-                      absl::StrCat(a.name, " over ", b.name));
+      return BadOffset("an output that shares no byte with another tensor",
+                       absl::StrCat(a.name, " over ", b.name));
     }
   }
   return absl::OkStatus();
@@ -149,8 +149,8 @@ absl::StatusOr<std::byte*> PlaceIn(const MappedRegion& region, const TensorSpec&
   if (tensor.offset <= size && bytes <= size - tensor.offset) {
     return region.bytes().data() + tensor.offset;
   }
-  return BadPlace("offset", absl::StrCat("at most ", size, " together with size"),
-                  absl::StrCat(tensor.offset, " + ", tensor.bytes));
+  return BadOffset(absl::StrCat("at most ", size, " together with size"),
+                   absl::StrCat(tensor.offset, " + ", tensor.bytes));
 }
 
 }  // namespace

@@ -129,7 +129,8 @@ absl::StatusOr<std::unique_ptr<SharedMemoryService>> SharedMemoryService::Start(
   ASSIGN_OR_RETURN(UnixSocket socket,
                    UnixSocket::Listen(absl::StrCat("unix:", path), SOCK_SEQPACKET, kBacklog));
   FileDescriptor wake(eventfd(0, EFD_CLOEXEC));
-  if (!wake.valid()) return absl::UnavailableError(strerror(errno));
+  if (!wake.valid())
+    return absl::UnavailableError(absl::StrCat("shared memory: eventfd: ", strerror(errno)));
   return std::unique_ptr<SharedMemoryService>(new SharedMemoryService(
       std::move(path), std::move(socket), std::move(wake), max_connections, table, auth, log));
 }

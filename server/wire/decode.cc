@@ -2,11 +2,9 @@
 
 #include <google/protobuf/io/coded_stream.h>
 
-#include <algorithm>
 #include <climits>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"

@@ -3,8 +3,6 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/support/slice.h>
 
-#include <string>
-
 #include "base/status_macros.h"
 #include "proto/attnd/v1/wire_format.h"
 #include "server/call/message_bytes.h"

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "attention/dropout.h"
 #include "proto/attnd/v1/chunk_framing.h"
 #include "proto/attnd/v1/wire_writer.h"
 #include "server/wire/reply_slices.h"

@@ -6,7 +6,6 @@
 #include <limits>
 #include <string>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "proto/attnd/v1/enum_names.h"

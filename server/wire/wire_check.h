@@ -61,6 +61,6 @@ struct WireCheckOptions {
 // `range` of `message` holds one message of `type`; the table's ranges are those of the whole.
 absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message, ByteRange range,
                                      const google::protobuf::Descriptor& type,
-                                     const WireCheckOptions& options = {});
+                                     const WireCheckOptions& options);
 
 }  // namespace attnd

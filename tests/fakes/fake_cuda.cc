@@ -475,10 +475,6 @@ CUresult cuModuleGetFunction(CUfunction* out, CUmodule raw, const char* name) {
   *out = reinterpret_cast<CUfunction>(function.get());
   return Next("cuModuleGetFunction");
 }
-CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction) {
-  *value = attribute == CU_FUNC_ATTRIBUTE_NUM_REGS ? 255 : 0;
-  return Enter("cuFuncGetAttribute");
-}
 CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) {
   return Enter("cuFuncSetAttribute");
 }
@@ -539,10 +535,6 @@ int nvmlEventSetWait_v2(void*, EventData* data, unsigned milliseconds) {
 int nvmlInit_v2() { return 0; }
 int nvmlShutdown() { return 0; }
 const char* nvmlErrorString(int) { return "Not Found"; }
-int nvmlSystemGetDriverVersion(char* text, unsigned bytes) {
-  std::strncpy(text, "535.183.01", bytes);
-  return 0;
-}
 int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) {
   if (std::strncmp(id, "0000:3", 6) != 0) return 6;
   *device = &world().devices[std::strncmp(id, "0000:3b", 7) == 0 ? 0 : 1];
@@ -577,22 +569,9 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, Proce
   for (unsigned n = 0; n < found; ++n) processes[n] = {use[n + 1], 1 << 20, ~0u, ~0u};
   return 0;
 }
-int nvmlDeviceGetName(void*, char* text, unsigned bytes) {
-  std::strncpy(text, "Fake V100", bytes);
-  return 0;
-}
 int nvmlDeviceGetUUID(void* device, char* text, unsigned bytes) {
   std::strncpy(text, device == &world().devices[0] ? "GPU-fake-0" : "GPU-fake-1", bytes);
   return 0;
 }
-int nvmlDeviceGetTemperature(void*, int, unsigned* value) {
-  *value = 41;
-  return 0;
-}
-int nvmlDeviceGetPowerUsage(void*, unsigned* value) {
-  *value = 250500;
-  return 0;
-}
-int nvmlDeviceGetTotalEccErrors(void*, int, int, unsigned long long*) { return 3; }  // unsupported
 
 }  // extern "C"

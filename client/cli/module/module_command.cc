@@ -3,9 +3,7 @@
 #include <google/protobuf/util/json_util.h>
 
 #include <filesystem>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,6 +18,7 @@
 #include "attention/element.h"
 #include "base/safetensors.h"
 #include "base/status_macros.h"
+#include "base/whole_file.h"
 #include "client/cli/json_text.h"
 #include "client/cli/module/segment_plan.h"
 #include "client/cli/table.h"
@@ -93,7 +92,7 @@ struct FoundModule {
   v1::GetModuleResponse module;
 };
 
-// MODULE_LOST where each daemon says so; else what one says that does not answer.
+// NOT_FOUND where each daemon says so; else what one says that does not answer.
 absl::StatusOr<FoundModule> Find(const AttentionClient& client, const std::string& name) {
   absl::Status why;
   for (int address = 0; address < client.core().connections.address_count(); ++address) {
@@ -102,14 +101,14 @@ absl::StatusOr<FoundModule> Find(const AttentionClient& client, const std::strin
     if (found.ok()) return FoundModule{daemon, *std::move(found)};
     if (why.ok() || !absl::IsFailedPrecondition(found.status())) why = found.status();
   }
-  return why;
+  if (!absl::IsFailedPrecondition(why)) return why;
+  return absl::NotFoundError(absl::StrCat(
+      "expected the name of a module of this caller, which attnctl module list shows, got ", name));
 }
 
 // JSON where it begins with a brace, else the message's own encoding.
 absl::StatusOr<v1::RegisterModuleRequest> ReadRequest(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  ASSIGN_OR_RETURN(const std::string bytes, ReadWholeFile(path));
   v1::RegisterModuleRequest request;
   const bool parsed = !bytes.empty() && bytes.front() == '{'
                           ? google::protobuf::util::JsonStringToMessage(bytes, &request).ok()
@@ -178,14 +177,14 @@ std::string FileOf(const v1::ModuleStatus& status, const std::vector<SentTensor>
 // Whole or not at all.
 absl::Status WriteFile(const std::string& path, const std::string& bytes) {
   const std::string part = path + ".part";
-  std::ofstream file(part, std::ios::binary);
-  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  file.close();
+  absl::Status written = WriteWholeFile(part, bytes);
   std::error_code failed;
-  if (file.good()) std::filesystem::rename(part, path, failed);
-  if (file.good() && !failed) return absl::OkStatus();
-  std::filesystem::remove(part, failed);
-  return absl::NotFoundError(absl::StrCat("cannot write ", path));
+  if (written.ok()) std::filesystem::rename(part, path, failed);
+  if (failed) {
+    written = absl::NotFoundError(absl::StrCat("cannot write ", path, ": ", failed.message()));
+  }
+  if (!written.ok()) std::filesystem::remove(part, failed);
+  return written;
 }
 
 absl::Status Save(Session& session, const std::string& name, const std::string& path) {

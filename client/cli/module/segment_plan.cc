@@ -1,6 +1,5 @@
 #include "client/cli/module/segment_plan.h"
 
-#include <cmath>
 #include <iostream>
 #include <utility>
 #include <vector>
@@ -12,7 +11,7 @@
 #include "client/cli/json_text.h"
 #include "client/cli/problem_flags.h"
 #include "client/cli/table.h"
-#include "modules/check_rows.h"
+#include "modules/call_rows.h"
 #include "modules/graph.h"
 #include "modules/op_uses.h"
 #include "modules/segments/bound.h"

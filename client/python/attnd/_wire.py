@@ -156,7 +156,7 @@ _first_byte = ctypes.c_char.from_buffer
 class Destination:
     """Where a result tensor is written: the caller's array where its memory fits, else new memory and a copy at the end."""
 
-    def __init__(self, field: str, problem: Problem, wire: Wire, shape: Tuple[int, ...], callers: Optional[Tensor],
+    def __init__(self, problem: Problem, wire: Wire, shape: Tuple[int, ...], callers: Optional[Tensor],
                  inputs: Sequence[Optional[Array]]) -> None:
         self._problem, self._callers = problem, callers
         direct = (callers is not None and callers.element == problem.element and wire.fits(callers.bits)
@@ -193,7 +193,7 @@ class ForwardBuffers:
         self.wire = choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits, callers and callers.bits))
         self.packed = pack(problem, self.wire, bias_gradient)
         inputs = self.packed.q, self.packed.k, self.packed.v, self.packed.bias
-        self._o = Destination("out", problem, self.wire, problem.o_shape, callers, inputs)
+        self._o = Destination(problem, self.wire, problem.o_shape, callers, inputs)
         self.lse = np.empty(problem.lse_shape, np.float32) if return_lse else None
         self.tensors = _native.ForwardTensors.of(*[address(array) for array in (
             self.packed.q, self.packed.k, self.packed.v, self.packed.mask_bits, self.packed.bias, self._o.array, self.lse)])
@@ -214,7 +214,7 @@ class BackwardBuffers:
         o, d_o = wire.pack(inputs.o.bits), wire.pack(inputs.d_o.bits)
         self._read = o, d_o, inputs.lse, inputs.d_lse  # memory that the C structure points to
         sent = packed.q, packed.k, packed.v, packed.bias, o, d_o, inputs.lse, inputs.d_lse
-        self._made = [Destination("out", problem, wire, tensor.bits.shape, caller, sent)
+        self._made = [Destination(problem, wire, tensor.bits.shape, caller, sent)
                       for tensor, caller in zip((problem.q, problem.k, problem.v), callers)]
         self.d_bias = np.empty(packed.bias.shape, np.float32) if packed.bias is not None and bias_gradient else None
         self._d_sink = None if problem.sink is None else np.empty((problem.batch, problem.q_heads), np.float32)

@@ -148,7 +148,7 @@ _BY_CODE: Mapping[int, Type[AttndError]] = {
 }
 
 
-def from_status(code: int, message: str, *, reason: str = "", metadata: Optional[Mapping[str, str]] = None,
+def from_status(code: int, message: str, *, reason: str, metadata: Optional[Mapping[str, str]],
                 retry_after: Optional[float] = None) -> AttndError:
     """The exception of a gRPC status code. What a message says of a field is its metadata, if it came without."""
     kind, said = _BY_CODE.get(code, AttndError), re.fullmatch(r"(\w+): expected (.*), got (.*)", message)

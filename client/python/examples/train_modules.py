@@ -9,7 +9,6 @@ its attention calls alone would (3 + 1 tensors forward, 1 + 3 backward, a layer)
 within 1e-4.
 """
 import argparse
-import os
 import sys
 import time
 import urllib.request

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "kernels/cpu/dense/chunks-inl.h"
 #include "kernels/cpu/dense/dense_product.h"

@@ -66,7 +66,6 @@ void FindDevicesAndModules(Symbols& symbols, DriverFunctions& f) {
   symbols.Find(f.module_load_data, "cuModuleLoadData");
   symbols.Find(f.module_unload, "cuModuleUnload");
   symbols.Find(f.module_get_function, "cuModuleGetFunction");
-  symbols.Find(f.function_get_attribute, "cuFuncGetAttribute");
   symbols.Find(f.function_set_attribute, "cuFuncSetAttribute");
   symbols.Find(f.launch_kernel, "cuLaunchKernel");
   symbols.Find(f.launch_with_attributes, "cuLaunchKernelEx");

@@ -71,7 +71,6 @@ struct DriverFunctions {
   decltype(&::cuModuleLoadData) module_load_data;
   decltype(&::cuModuleUnload) module_unload;
   decltype(&::cuModuleGetFunction) module_get_function;
-  decltype(&::cuFuncGetAttribute) function_get_attribute;
   decltype(&::cuFuncSetAttribute) function_set_attribute;
   decltype(&::cuLaunchKernel) launch_kernel;
   decltype(&::cuLaunchKernelEx) launch_with_attributes;

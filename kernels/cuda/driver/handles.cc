@@ -101,18 +101,6 @@ absl::StatusOr<CUfunction> Module::Function(const char* name) const {
   return function;
 }
 
-absl::StatusOr<FunctionAttributes> AttributesOf(const Driver& driver, CUfunction function) {
-  FunctionAttributes attributes;
-  auto get = [&](CUfunction_attribute which, int& value) {
-    return driver.Check(driver.functions().function_get_attribute(&value, which, function),
-                        "cuFuncGetAttribute");
-  };
-  RETURN_IF_ERROR(get(CU_FUNC_ATTRIBUTE_NUM_REGS, attributes.registers));
-  RETURN_IF_ERROR(get(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, attributes.local_bytes));
-  RETURN_IF_ERROR(get(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, attributes.static_shared_bytes));
-  return attributes;
-}
-
 absl::Status AllowDynamicShared(const Driver& driver, CUfunction function, int64_t bytes) {
   return driver.Check(
       driver.functions().function_set_attribute(

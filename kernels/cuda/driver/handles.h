@@ -125,12 +125,7 @@ class Module {
   Handle<CUmodule, &DriverFunctions::module_unload> handle_;
 };
 
-// Registers, spilled bytes and static shared bytes of a function, and leave to use more dynamic
-// shared memory than 48 KiB.
-struct FunctionAttributes {
-  int registers = 0, local_bytes = 0, static_shared_bytes = 0;
-};
-absl::StatusOr<FunctionAttributes> AttributesOf(const Driver& driver, CUfunction function);
+// Lets a function use more dynamic shared memory than 48 KiB.
 absl::Status AllowDynamicShared(const Driver& driver, CUfunction function, int64_t bytes);
 
 // Boxes come with a swizzle of 128 bytes.

@@ -15,9 +15,6 @@ namespace attnd {
 namespace {
 
 // Values of nvml.h.
-constexpr int kTemperatureGpu = 0;                   // NVML_TEMPERATURE_GPU
-constexpr int kUncorrectedErrors = 1;                // NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-constexpr int kVolatileEccCounters = 0;              // NVML_VOLATILE_ECC
 constexpr unsigned long long kXidCriticalError = 8;  // nvmlEventTypeXidCriticalError
 constexpr int kInsufficientSize = 7;                 // NVML_ERROR_INSUFFICIENT_SIZE
 constexpr int kTimeout = 10;                         // NVML_ERROR_TIMEOUT
@@ -42,16 +39,11 @@ absl::StatusOr<std::unique_ptr<Nvml>> Nvml::Load(const std::string& name) {
   symbols.Find(f.init, "nvmlInit_v2");
   symbols.Find(f.shutdown, "nvmlShutdown");
   symbols.Find(f.error_string, "nvmlErrorString");
-  symbols.Find(f.driver_version, "nvmlSystemGetDriverVersion");
   symbols.Find(f.device_by_pci_bus_id, "nvmlDeviceGetHandleByPciBusId_v2");
   symbols.Find(f.device_count, "nvmlDeviceGetCount_v2");
   symbols.Find(f.device_by_index, "nvmlDeviceGetHandleByIndex_v2");
   symbols.Find(f.device_by_uuid, "nvmlDeviceGetHandleByUUID");
-  symbols.Find(f.device_name, "nvmlDeviceGetName");
   symbols.Find(f.device_uuid, "nvmlDeviceGetUUID");
-  symbols.Find(f.temperature, "nvmlDeviceGetTemperature");
-  symbols.Find(f.power_usage, "nvmlDeviceGetPowerUsage");
-  symbols.Find(f.total_ecc_errors, "nvmlDeviceGetTotalEccErrors");
   symbols.Find(f.utilisation, "nvmlDeviceGetUtilizationRates");
   find_newest(f.compute_processes, {"nvmlDeviceGetComputeRunningProcesses_v3",
                                     "nvmlDeviceGetComputeRunningProcesses_v2"});
@@ -76,35 +68,6 @@ absl::Status Nvml::Check(Result result, const char* call) const {
   const char* text = functions_.error_string(result);
   return absl::InternalError(
       absl::StrCat(call, ": nvmlReturn ", result, text ? absl::StrCat(" (", text, ")") : ""));
-}
-
-absl::StatusOr<std::string> Nvml::DriverVersion() const {
-  char text[96] = {};
-  RETURN_IF_ERROR(
-      Check(functions_.driver_version(text, sizeof(text)), "nvmlSystemGetDriverVersion"));
-  return std::string(text);
-}
-
-absl::StatusOr<DeviceHealth> Nvml::Health(const std::string& pci_bus_id) const {
-  const Functions& f = functions_;
-  Device device = nullptr;
-  RETURN_IF_ERROR(
-      Check(f.device_by_pci_bus_id(pci_bus_id.c_str(), &device), "nvmlDeviceGetHandleByPciBusId"));
-  DeviceHealth health;
-  char text[128] = {};
-  RETURN_IF_ERROR(Check(f.device_name(device, text, sizeof(text)), "nvmlDeviceGetName"));
-  health.name = text;
-  RETURN_IF_ERROR(Check(f.device_uuid(device, text, sizeof(text)), "nvmlDeviceGetUUID"));
-  health.uuid = text;
-  if (unsigned value = 0; f.temperature(device, kTemperatureGpu, &value) == 0) {
-    health.temperature_celsius = static_cast<int>(value);
-  }
-  if (unsigned value = 0; f.power_usage(device, &value) == 0) health.power_watts = value * 1e-3;
-  if (unsigned long long value = 0;
-      f.total_ecc_errors(device, kUncorrectedErrors, kVolatileEccCounters, &value) == 0) {
-    health.uncorrected_ecc_errors = static_cast<int64_t>(value);
-  }
-  return health;
 }
 
 absl::StatusOr<std::vector<std::string>> Nvml::Uuids() const {

@@ -1,8 +1,7 @@
 // Nvml: what NVIDIA's management library (libnvidia-ml.so.1, found at run time) tells beyond the
-// driver API: the driver's own version, a device's temperature, power, uncorrected memory errors
-// and users, and the errors that the kernel driver logs as XIDs. It is optional: without it these
-// are simply not known. Errors: FAILED_PRECONDITION without the library, INTERNAL with the call's
-// name. Any thread.
+// driver API: who uses a device, and the errors that the kernel driver logs as XIDs. It is
+// optional: without it these are not known. Errors: FAILED_PRECONDITION without the library,
+// INTERNAL with the call's name. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +16,6 @@
 #include "absl/time/time.h"
 
 namespace attnd {
-
-struct DeviceHealth {
-  std::string name;
-  std::string uuid;
-  // Absent where the device does not tell.
-  std::optional<int> temperature_celsius;
-  std::optional<double> power_watts;
-  std::optional<int64_t> uncorrected_ecc_errors;  // since the driver was loaded
-};
 
 // Tells who uses a device now.
 struct GpuUse {
@@ -54,9 +44,6 @@ class Nvml {
   Nvml(const Nvml&) = delete;
   Nvml& operator=(const Nvml&) = delete;
 
-  absl::StatusOr<std::string> DriverVersion() const;  // "535.183.01"
-  // `pci_bus_id` as DeviceIdentity has it.
-  absl::StatusOr<DeviceHealth> Health(const std::string& pci_bus_id) const;
   // UUIDs of all devices, in the order of their PCI addresses.
   absl::StatusOr<std::vector<std::string>> Uuids() const;
   absl::StatusOr<GpuUse> Use(const std::string& uuid) const;
@@ -86,16 +73,11 @@ class Nvml {
     Result (*init)();
     Result (*shutdown)();
     const char* (*error_string)(Result);
-    Result (*driver_version)(char*, unsigned);
     Result (*device_by_pci_bus_id)(const char*, Device*);
     Result (*device_count)(unsigned*);
     Result (*device_by_index)(unsigned, Device*);
     Result (*device_by_uuid)(const char*, Device*);
-    Result (*device_name)(Device, char*, unsigned);
     Result (*device_uuid)(Device, char*, unsigned);
-    Result (*temperature)(Device, int sensor, unsigned*);
-    Result (*power_usage)(Device, unsigned* milliwatts);
-    Result (*total_ecc_errors)(Device, int error_type, int counter_type, unsigned long long*);
     Result (*utilisation)(Device, Utilisation*);
     Result (*compute_processes)(Device, unsigned* count, ProcessInfo*);
     Result (*event_set_create)(EventSet*);

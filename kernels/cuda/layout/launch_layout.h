@@ -81,7 +81,7 @@ CallLayout LayOutTensors(const Problem& problem, RegionUse results, ArenaLayout&
 // The same of a forward whose tensors stay in memory of their own, `kept`: what it reads or writes
 // in another scale than backward (V and O of bfloat16 as halves) stands in the arena too.
 CallLayout LayOutKeptTensors(const Problem& problem, ArenaLayout& kept, ArenaLayout& arena,
-                             Travel travel = Travel::kAsHalves);
+                             Travel travel);
 // The same where all tensors lie in the device's memory, as the kernels read them: only a mask's
 // bits stand in the arena. PlaceTensors says where the rest is.
 CallLayout LayOutElsewhere(const Problem& problem, ArenaLayout& arena, Travel travel);

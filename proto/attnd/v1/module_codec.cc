@@ -1,6 +1,5 @@
 #include "proto/attnd/v1/module_codec.h"
 
-#include <cmath>
 #include <string>
 #include <utility>
 #include <variant>

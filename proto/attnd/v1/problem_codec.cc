@@ -31,7 +31,7 @@ absl::StatusOr<ElementType> DecodeElementOf(absl::string_view path, absl::string
 
 // ---- From the wire.
 
-absl::Status DecodeSizes(const v1::Problem& wire, absl::string_view path, Problem& p) {
+absl::Status DecodeSizes(const v1::Problem& wire, Problem& p) {
   p.batch = wire.batch();
   p.q_heads = wire.q_heads();
   p.kv_heads = wire.kv_heads();
@@ -39,9 +39,9 @@ absl::Status DecodeSizes(const v1::Problem& wire, absl::string_view path, Proble
   p.kv_len = wire.kv_len();
   p.qk_head_dim = wire.qk_head_dim();
   p.v_head_dim = wire.v_head_dim();
-  ASSIGN_OR_RETURN(p.element, DecodeElementOf(path, "element", wire.element()));
+  ASSIGN_OR_RETURN(p.element, DecodeElementOf("problem", "element", wire.element()));
   if (wire.layout() == v1::LAYOUT_UNSPECIFIED) {
-    return WrongIn(path, "layout", EnumNames(*v1::Layout_descriptor()), "LAYOUT_UNSPECIFIED");
+    return WrongIn("problem", "layout", EnumNames(*v1::Layout_descriptor()), "LAYOUT_UNSPECIFIED");
   }
   p.layout = static_cast<Layout>(wire.layout());
   return absl::OkStatus();
@@ -268,7 +268,7 @@ v1::MaskSpec EncodeMaskAs(const Problem& p, MaskForm form) {
 
 absl::StatusOr<Problem> DecodeProblemFields(const v1::Problem& wire) {
   Problem p;
-  RETURN_IF_ERROR(DecodeSizes(wire, "problem", p));
+  RETURN_IF_ERROR(DecodeSizes(wire, p));
   RETURN_IF_ERROR(DecodeOptionsInto(wire, "problem", p));
   return p;
 }

@@ -540,11 +540,11 @@ class Placed(Mask):
 
 # ---- Arrays with leading dimensions for heads and batch entries.
 
-def grid_of(make: Callable[[Array], Mask], array: Array, dims: int = 2) -> Mask:
-    """make of array[b, h], or of the array where it has no dimensions beyond the last `dims`; equal ones are one object."""
-    if array.ndim == dims:
+def grid_of(make: Callable[[Array], Mask], array: Array) -> Mask:
+    """make of array[b, h], or of the array where it has no dimensions beyond the last two; equal ones are one object."""
+    if array.ndim == 2:
         return make(array)
-    four = array[None] if array.ndim == dims + 1 else array
+    four = array[None] if array.ndim == 3 else array
     made: Dict[Mask, Mask] = {}
     rows = []
     for entry in four:

@@ -11,7 +11,6 @@ Value 0 is a block's input, 1 the memory of cross-attention. The server checks l
 """
 from __future__ import annotations
 
-import math
 import operator
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -203,10 +202,6 @@ class Layout:
         """Parameters of all layers, in the order in which the server counts them."""
         return [Parameter(layer.prefix + name, shape, n not in layer.frozen) for layer in self.layers
                 for n, (name, shape) in enumerate(layer.block.parameters)]
-
-    @property
-    def parameter_count(self) -> int:
-        return sum(math.prod(parameter.shape) for parameter in self.parameters)
 
     def serialize(self) -> bytes:
         """An attnd.v1.ModuleLayout. Equal blocks are sent once."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import FailedPrecondition, brief, wrong
-from .parameters import RemoteGradient, RemoteNumbers, RemoteParameter, stack_of
+from .parameters import RemoteGradient, stack_of
 from .stack import RemoteStack
 
 __all__ = ["assign_", "fetch", "local_gradients", "local_weights"]

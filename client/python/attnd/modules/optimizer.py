@@ -234,7 +234,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
               ) -> List[Tuple[RemoteStack, Dict[str, Dict[str, Tensor]], Dict[str, int]]]:
         """Gives what put_moments of each stack takes."""
         made = []
-        for stack, names in self._names(self.param_groups):
+        for stack, _ in self._names(self.param_groups):
             moments: Dict[str, Dict[str, Tensor]] = {}
             steps: Dict[str, int] = {}
             for parameter in self._listed():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .._transfer import send
 from ..client import Client
-from ..errors import AttndError, FailedPrecondition, ResourceExhausted, Unimplemented, wrong
+from ..errors import AttndError, FailedPrecondition, ResourceExhausted, Unimplemented
 from .calls import StackCall, adapt
 from .chain import LayerForward, call_layers, same, uncompiled
 from .describe import describe
@@ -181,7 +181,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if isinstance(value, nn.Module):  # a layer, called as one of these from now on
-            self._put_forward([*self._modules].index(name), name, value)
+            self._put_forward([*self._modules].index(name), value)
 
     def __delitem__(self, index: Any) -> NoReturn:
         self._refuse_other_length()
@@ -321,8 +321,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
                 return True
             return False
         layers = self._layers()
-        for n, (name, layer) in enumerate(layers):
-            self._put_forward(n, name, layer)
+        for n, (_, layer) in enumerate(layers):
+            self._put_forward(n, layer)
         if len(layers) != len(self):
             raise TypeError("offload: expected the layers that were offloaded; give others to attnd.torch.offload")
         described = describe_apart(layers)
@@ -351,7 +351,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
         self._trained = tuple(tensor.requires_grad for tensor in self._cached.values())
         self._trains = [any(self._cached[name].requires_grad for name in names) for names in self._names]
 
-    def _put_forward(self, index: int, name: str, layer: nn.Module) -> None:
+    def _put_forward(self, index: int, layer: nn.Module) -> None:
         """The stack's, where the layer has not had it."""
         forward = layer.__dict__.get("forward")
         if self._forwards.get(index) is layer:
