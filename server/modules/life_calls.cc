@@ -77,7 +77,9 @@ v1::Plan EncodePlan(const EnginePlan& plan, const ModuleEngine& engine,
 }
 
 // Checks that the tensors of the largest call fit into staging memory, bool masks aside.
-absl::Status CheckStaging(const ModuleGraph& graph, const ModuleLimits& limits, int64_t capacity) {
+absl::Status CheckStaging(const ModuleGraph& graph, const ModuleLimits& limits,
+                          const AdmissionLimits& staging) {
+  const int64_t capacity = std::min(staging.memory_bytes, staging.caller_max_bytes);
   const ModuleLayout& layout = graph.layout();
   const double element = static_cast<double>(ElementBytes(layout.element));
   const double row = 4 * element * static_cast<double>(layout.width);
@@ -86,9 +88,10 @@ absl::Status CheckStaging(const ModuleGraph& graph, const ModuleLimits& limits, 
                                           static_cast<double>(layout.memory_width);
   const auto most = static_cast<int64_t>(std::max(0.0, left / row));
   if (limits.max_rows <= most) return absl::OkStatus();
-  return OfEngine(absl::OutOfRangeError(
-      absl::StrCat("limits.max_rows: expected at most ", most,
-                   ", whose x, y and gradients fit --memory_limit_mib, got ", limits.max_rows)));
+  return OfEngine(absl::OutOfRangeError(absl::StrCat(
+      "limits.max_rows: expected at most ", most,
+      ", whose x, y and gradients fit --memory_limit_mib and --caller_memory_mib, got ",
+      limits.max_rows)));
 }
 
 // "1500 are free: gpu0 has 1000, gpu1 has 500".
@@ -183,6 +186,20 @@ absl::StatusOr<std::unique_ptr<ModuleState>> ModuleCalls::OpenState(
   return state;
 }
 
+absl::StatusOr<std::unique_ptr<ModuleInstance>> ModuleCalls::MakeInstance(
+    ModuleRecord& record, std::shared_ptr<const ModuleDescription> description,
+    ModuleMemory::Reservation& reserved) {
+  absl::MutexLock lock(&making_);
+  ASSIGN_OR_RETURN(const EnginePlan plan, PlanWithin(*description, record.limits, record.caller));
+  ASSIGN_OR_RETURN(reserved, deps_.table.memory().Reserve(record.caller, plan));
+  absl::StatusOr<std::unique_ptr<ModuleInstance>> instance =
+      deps_.engine.Make(std::move(description), record.limits, plan);
+  if (!instance.ok()) return OfEngine(instance.status());
+  record.plan = EncodePlan(plan, deps_.engine, record.limits);
+  record.devices = NamesOf(plan);
+  return instance;
+}
+
 absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
     ModuleRecord record, v1::Durability durability,
     std::shared_ptr<const ModuleDescription> description) {
@@ -196,15 +213,13 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
   if (durability != v1::DURABILITY_PROCESS) {
     ASSIGN_OR_RETURN(state, OpenState(record, durability, *description));
   }
-  ASSIGN_OR_RETURN(const EnginePlan plan, PlanWithin(*description, record.limits, caller));
-  ASSIGN_OR_RETURN(ModuleMemory::Reservation reserved, memory.Reserve(caller, plan));
+  ModuleMemory::Reservation reserved;
+  ASSIGN_OR_RETURN(std::unique_ptr<ModuleInstance> instance,
+                   MakeInstance(record, std::move(description), reserved));
   reserved.Join(std::move(of_state));
-  absl::StatusOr<std::unique_ptr<ModuleInstance>> instance =
-      deps_.engine.Make(std::move(description), record.limits, plan);
-  if (!instance.ok()) return OfEngine(instance.status());
   std::optional<SavedChange> saved;
   if (state != nullptr) {
-    absl::StatusOr<ModuleState::Loaded> loaded = state->Load(**instance);
+    absl::StatusOr<ModuleState::Loaded> loaded = state->Load(*instance);
     if (!loaded.ok()) return Classified(loaded.status());
     if (!loaded->damage.ok()) {
       deps_.metrics.Recovered(StateFound::kDamaged);
@@ -221,9 +236,7 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
     }
     record.history_epoch = saved->history_epoch;
   }
-  record.plan = EncodePlan(plan, deps_.engine, record.limits);
-  record.devices = NamesOf(plan);
-  return std::make_shared<RegisteredModule>(std::move(record), *std::move(instance),
+  return std::make_shared<RegisteredModule>(std::move(record), std::move(instance),
                                             std::move(reserved), std::move(state),
                                             std::move(saved));
 }
@@ -259,7 +272,7 @@ absl::Status ModuleCalls::Register(ModuleCall& call) {
   v1::RegisterModuleResponse response;
   if (request.dry_run()) {
     ASSIGN_OR_RETURN(const EnginePlan plan, PlanWithin(*description, *limits, call.caller));
-    RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.staging.capacity()));
+    RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.admission.limits()));
     *response.mutable_plan() = EncodePlan(plan, deps_.engine, *limits);
     v1::ModuleStatus& status = *response.mutable_status();
     status.set_name(request.name());
@@ -276,7 +289,7 @@ absl::Status ModuleCalls::Register(ModuleCall& call) {
                                             .wait = call.wait};
   ASSIGN_OR_RETURN(
       const Module module, deps_.table.Register(wanted, [&](uint64_t id) -> absl::StatusOr<Module> {
-        RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.staging.capacity()));
+        RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.admission.limits()));
         record.id = id;
         return MakeModule(std::move(record), request.durability(), std::move(description));
       }));
