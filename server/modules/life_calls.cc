@@ -110,6 +110,16 @@ int64_t BytesOfPut(const ModuleDescription& module) {
   return elements * ElementBytes(module.graph.layout().parameter_element);
 }
 
+constexpr absl::string_view kStateCure = "space and rights of --module_state_dir";
+
+void WarnOf(absl::string_view event, const absl::Status& status, absl::string_view cure,
+            CallLogLimit& limit, Logger& log) {
+  const std::optional<int64_t> left_out = limit.Take(absl::Now());
+  if (!left_out.has_value()) return;
+  log.Warning(event,
+              {{"message", status.message()}, {"lines_left_out", *left_out}, {"cure", cure}});
+}
+
 MemoryBudget Less(MemoryBudget budget, int64_t bytes) {
   budget.bytes = std::max<int64_t>(0, budget.bytes - bytes);
   return budget;
@@ -168,22 +178,25 @@ absl::StatusOr<std::unique_ptr<ModuleState>> ModuleCalls::OpenState(
   auto saved = [&log = deps_.log, &limit = deps_.state_lines, &metrics = deps_.metrics](
                    const absl::Status& status, int64_t bytes) {
     metrics.Saved(status.ok(), bytes);
-    if (status.ok()) return;
-    const std::optional<int64_t> left_out = limit.Take(absl::Now());
-    if (!left_out.has_value()) return;
-    log.Warning("module_state_not_saved", {{"message", status.message()},
-                                           {"lines_left_out", *left_out},
-                                           {"cure", "space and rights of --module_state_dir"}});
+    if (!status.ok()) WarnOf("module_state_not_saved", status, kStateCure, limit, log);
   };
   absl::StatusOr<std::unique_ptr<ModuleState>> state =
       ModuleState::Open(place, {record.caller, record.name, record.state_digest},
                         ModuleState::FileBytesOf(description), saved);
-  if (ReasonOf(state.status()) == reason::kStateUnavailable) {
-    deps_.log.Warning("module_state_unavailable",
-                      {{"message", state.status().message()},
-                       {"cure", "space and rights of --module_state_dir"}});
-  }
+  if (!state.ok()) return StateRefused(state.status());
   return state;
+}
+
+void ModuleCalls::WarnOfState(absl::string_view event, const absl::Status& status,
+                              absl::string_view cure) const {
+  WarnOf(event, status, cure, deps_.state_lines, deps_.log);
+}
+
+absl::Status ModuleCalls::StateRefused(const absl::Status& status) const {
+  if (ReasonOf(status) == reason::kStateUnavailable) {
+    WarnOfState("module_state_unavailable", status, kStateCure);
+  }
+  return Classified(status);
 }
 
 absl::StatusOr<std::unique_ptr<ModuleInstance>> ModuleCalls::MakeInstance(
@@ -220,11 +233,10 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
   std::optional<SavedChange> saved;
   if (state != nullptr) {
     absl::StatusOr<ModuleState::Loaded> loaded = state->Load(*instance);
-    if (!loaded.ok()) return Classified(loaded.status());
+    if (!loaded.ok()) return StateRefused(loaded.status());
     if (!loaded->damage.ok()) {
       deps_.metrics.Recovered(StateFound::kDamaged);
-      deps_.log.Warning("module_state_ignored", {{"message", loaded->damage.message()},
-                                                 {"cure", "look at the disk's health"}});
+      WarnOfState("module_state_ignored", loaded->damage, "look at the disk's health");
     }
     saved = std::move(loaded->change);
     if (saved.has_value()) deps_.metrics.Recovered(StateFound::kLoaded);

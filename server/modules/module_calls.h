@@ -67,7 +67,7 @@ class ModuleCalls {
     std::vector<std::string> devices;
     absl::Duration activation_ttl, max_activation_ttl;
     StateRoot* states;          // of what outlives the process; null: that is not offered
-    CallLogLimit& state_lines;  // about saves that failed
+    CallLogLimit& state_lines;  // about states
     absl::Duration save_every;
     int64_t shadow_every;
     Logger& log;
@@ -101,6 +101,11 @@ class ModuleCalls {
   absl::StatusOr<std::unique_ptr<ModuleState>> OpenState(
       const ModuleRecord& record, v1::Durability durability,
       const ModuleDescription& description) const;
+  // A limited number of lines.
+  void WarnOfState(absl::string_view event, const absl::Status& status,
+                   absl::string_view cure) const;
+  // For the caller and, where it is for the operator to see, the log.
+  absl::Status StateRefused(const absl::Status& status) const;
   absl::Status GetModule(ModuleCall& call);
   absl::Status ListModules(ModuleCall& call);
   absl::Status Renew(ModuleCall& call);

@@ -275,6 +275,21 @@ def test_state_on_a_disk_outlives_a_crash_and_a_drain(daemon, rng, tmp_path):
         durable.stop()
 
 
+def test_states_that_cannot_be_made_are_told_in_one_line_a_minute(tmp_path):
+    folder = tmp_path / "states"
+    folder.mkdir(mode=0o700)
+    one = Daemon("--module_state_dir", str(folder))
+    try:
+        folder.rmdir()
+        with attnd.connect(one.address, timeout=1) as client:
+            for _ in range(2):
+                with pytest.raises(attnd.Unavailable, match="state: cannot make the folder"):
+                    attnd.register(small_layout(), client, name="nowhere", max_rows=64, durability="host")
+        assert one.read_log().count("event=module_state_unavailable") == 1
+    finally:
+        one.stop()
+
+
 def test_disk_is_refused_where_there_is_none(client):
     with pytest.raises(attnd.Unimplemented, match="module_state_dir"):
         attnd.register(small_layout(), client, name="disk", durability="disk", max_rows=64)
