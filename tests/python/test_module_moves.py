@@ -86,7 +86,7 @@ def test_module_goes_on_elsewhere_from_a_snapshot(daemon, rng, how):
                 home = home_of(daemons)
                 daemons.remove(home)
                 daemons.append(home)
-                home.process.send_signal(how)
+                home.pause() if how == signal.SIGSTOP else home.kill()
             if step == 6:
                 again.append(daemons[0].metric(r'attnd_module_calls_total\{[^}]*method="Backward"[^}]*\}'))
         found, _ = run([one.address for one in daemons], xs, dys, weights, end, snapshot_every=2)
