@@ -274,23 +274,29 @@ absl::StatusOr<RemoteModule::ModuleContents> RemoteModule::Contents(
   ModuleContents contents;
   {
     absl::MutexLock log_lock(&log_mutex_);
-    if (!log_.CanReplayFrom(sequence_)) return absl::FailedPreconditionError("gradients are gone");
-    for (RedoLog::Entry& entry : log_.From(sequence_)) {
-      contents.gradients = std::move(entry.backwards);
+    contents.is_logged = log_.CanReplayFrom(sequence_);
+    if (contents.is_logged) {
+      for (RedoLog::Entry& entry : log_.From(sequence_)) {
+        contents.gradients = std::move(entry.backwards);
+      }
     }
   }
-  ASSIGN_OR_RETURN(contents.state, StateOf(sequence_, deadline, options));
+  ASSIGN_OR_RETURN(contents.state, StateOf(sequence_, deadline, options, !contents.is_logged));
   return contents;
 }
 
 absl::StatusOr<std::shared_ptr<const SentPut>> RemoteModule::StateOf(
-    uint64_t sequence, absl::Time deadline, const CallOptions& options) const {
+    uint64_t sequence, absl::Time deadline, const CallOptions& options,
+    bool must_have_no_gradients) const {
   ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
   v1::GetModuleRequest request;
   request.set_token(token_);
   v1::GetModuleResponse found;
   RETURN_IF_ERROR(rpcs().GetModule(request, found, one));
   if (!found.status().weights_complete()) return absl::FailedPreconditionError("no weights");
+  if (must_have_no_gradients && !found.status().micro_batches().empty()) {
+    return absl::FailedPreconditionError("gradients are there");
+  }
   auto state = std::make_shared<SentPut>();
   ASSIGN_OR_RETURN(state->tensors, FetchTensors(rpcs(), token_, sequence, one));
   state->commit.set_complete(true);
@@ -326,6 +332,7 @@ absl::Status RemoteModule::MoveTo(const Placement& place, const ModuleContents& 
   if (snapshot_every_ > 0) snapshot_ = contents.state;
   snapshot_sequence_ = status.sequence();
   for (const SentBackward& kept : contents.gradients) log_.Add(kept);
+  if (!contents.is_logged) log_.LosePresent();
   log_.ForgetBefore(status.durable_sequence());
   return absl::OkStatus();
 }

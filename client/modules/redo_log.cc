@@ -67,6 +67,11 @@ void RedoLog::End(StateChange change) {
   Trim();
 }
 
+void RedoLog::LosePresent() {
+  while (!entries_.empty()) PopFront();
+  first_ = present_ + 1;
+}
+
 void RedoLog::PopFront() {
   const Entry& entry = entries_.front();
   for (const SentBackward& kept : entry.backwards) bytes_ -= BytesOf(kept);

@@ -96,6 +96,19 @@ TEST(RedoLog, CannotReplayASequenceOfWhichAPartDidNotFit) {
   EXPECT_EQ(log.From(1).size(), 1);
 }
 
+TEST(RedoLog, GoesOnBehindASequenceWhoseCallsAreNotKept) {
+  RedoLog log(1000);
+  log.Begin(0);
+  AddStep(log, 1, 100);
+  log.LosePresent();
+  EXPECT_EQ(log.bytes(), 0);
+  EXPECT_FALSE(log.CanReplayFrom(1));
+  AddStep(log, 1, 100);
+  EXPECT_EQ(log.bytes(), 0);
+  EXPECT_FALSE(log.CanReplayFrom(1));
+  EXPECT_TRUE(log.CanReplayFrom(2));
+}
+
 TEST(RedoLog, CountsTheTensorsOfAPut) {
   RedoLog log(1000);
   log.Begin(0);

@@ -182,10 +182,13 @@ class RemoteModule {
   struct ModuleContents {
     std::shared_ptr<const SentPut> state;
     std::vector<SentBackward> gradients;  // of the present sequence
+    // All of them. Else none was added: those under way are sent again by who called them.
+    bool is_logged = false;
   };
   // Weights and moments of that sequence.
   absl::StatusOr<std::shared_ptr<const SentPut>> StateOf(uint64_t sequence, absl::Time deadline,
-                                                         const CallOptions& options) const
+                                                         const CallOptions& options,
+                                                         bool must_have_no_gradients = false) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<ModuleContents> Contents(absl::Time deadline, const CallOptions& options) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "attention/cost.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "server/admission/admission_ledger.h"
 #include "server/admission/staging_pool.h"
@@ -85,6 +86,16 @@ void Ticket::BecomeLease(int64_t bytes) {
   if (lease_ || ledger_ == nullptr) return;
   ledger_->BecomeLease(flow_.caller, bytes_);
   lease_ = true;
+}
+
+Ticket Ticket::SplitOff(int64_t bytes) {
+  CHECK(!working_ && !lease_ && bytes <= bytes_);
+  Ticket part;
+  part.ledger_ = ledger_;
+  part.flow_ = flow_;
+  part.bytes_ = bytes;
+  bytes_ -= bytes;
+  return part;
 }
 
 Ticket Ticket::LeaseDeviceMemory(int64_t bytes) {
@@ -182,6 +193,18 @@ absl::Status Admission::Take(const Wanted& wanted, uint64_t& number) {
       [&](LeasesInTheWay* leases) { return ledger_->Take(limits_, wanted, number, leases); });
 }
 
+absl::StatusOr<Ticket> Admission::HoldStaging(const std::string& caller, int64_t bytes) {
+  RETURN_IF_ERROR(RefuseTooMuchStaging(bytes));
+  RETURN_IF_ERROR(TakeEvicting([&](LeasesInTheWay* leases) {
+    return ledger_->HoldStaging(limits_, caller, bytes, leases);
+  }));
+  Ticket ticket;
+  ticket.ledger_ = ledger_;
+  ticket.flow_.caller = caller;
+  ticket.bytes_ = bytes;
+  return ticket;
+}
+
 absl::StatusOr<std::shared_ptr<void>> Admission::HoldDeviceMemory(int device, int64_t bytes) {
   const int64_t limit = devices_[device].backend->info().memory_bytes;
   RETURN_IF_ERROR(TakeEvicting([&](LeasesInTheWay* leases) {
@@ -274,13 +297,7 @@ absl::Status Admission::RefuseTooLarge(const AdmittedCall& admitted, int64_t byt
   if (!admitted.context().streamed && reply_bytes > limits_.max_reply_bytes) {
     return TooLarge(reason::kReplyTooLarge, "reply", limits_.max_reply_bytes, reply_bytes);
   }
-  if (bytes > limits_.memory_bytes) {
-    return TooLarge(reason::kTooLargeForDevice, "staging memory", limits_.memory_bytes, bytes);
-  }
-  if (bytes > limits_.caller_max_bytes) {
-    return TooLarge(reason::kTooLargeForDevice, "memory of one caller", limits_.caller_max_bytes,
-                    bytes);
-  }
+  RETURN_IF_ERROR(RefuseTooMuchStaging(bytes));
   const BackendInfo& device = devices_[choice.device].backend->info();
   const int64_t budget = device.uuid.empty() ? limits_.memory_bytes : device.memory_bytes;
   if (call.mask_plan_bytes() > budget / kMaskPlanShare) {
@@ -291,6 +308,17 @@ absl::Status Admission::RefuseTooLarge(const AdmittedCall& admitted, int64_t byt
   if (choice.device_bytes > device_memory) {
     return TooLarge(reason::kTooLargeForDevice, "device memory", device_memory,
                     choice.device_bytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Admission::RefuseTooMuchStaging(int64_t bytes) const {
+  if (bytes > limits_.memory_bytes) {
+    return TooLarge(reason::kTooLargeForDevice, "staging memory", limits_.memory_bytes, bytes);
+  }
+  if (bytes > limits_.caller_max_bytes) {
+    return TooLarge(reason::kTooLargeForDevice, "memory of one caller", limits_.caller_max_bytes,
+                    bytes);
   }
   return absl::OkStatus();
 }

@@ -85,6 +85,8 @@ class Ticket {
   // ReleaseWork and ShrinkTo. The bytes then count as a lease's, no longer against the caller's
   // quota.
   void BecomeLease(int64_t bytes);
+  // Moves `bytes` of the staging memory to a ticket of their own. Of HoldStaging's tickets alone.
+  Ticket SplitOff(int64_t bytes);
   // Before ReleaseWork: moves `bytes` of the call's device memory to the ticket of a lease.
   Ticket LeaseDeviceMemory(int64_t bytes);
 
@@ -184,6 +186,10 @@ class Admission {
   absl::StatusOr<AdmittedCall> Admit(AttentionCall call, CallContext context,
                                      CallMemory memory = {});
 
+  // Staging memory for tensors of a call that is not admitted here, such as one of modules. It
+  // counts as the caller's until the ticket goes. OUT_OF_RANGE TOO_LARGE_FOR_DEVICE, UNAVAILABLE
+  // MEMORY_PRESSURE, RESOURCE_EXHAUSTED TENANT_QUOTA. Any thread.
+  absl::StatusOr<Ticket> HoldStaging(const std::string& caller, int64_t bytes);
   // Memory of a device that calls do not get until the last copy of what is returned has gone.
   // UNAVAILABLE HBM_PRESSURE where calls, and leases too young to evict, leave no room. Any thread.
   absl::StatusOr<std::shared_ptr<void>> HoldDeviceMemory(int device, int64_t bytes);
@@ -217,6 +223,7 @@ class Admission {
   static int64_t AddUpMemory(AdmittedCall& admitted, const Backend& backend);
   absl::Status RefuseWhileDraining() const;
   absl::Status RefuseTooLarge(const AdmittedCall& call, int64_t bytes, const Choice& choice) const;
+  absl::Status RefuseTooMuchStaging(int64_t bytes) const;
   absl::Status RefuseLate(const Wanted& wanted, absl::Time now) const;
 
   const AdmissionLimits limits_;

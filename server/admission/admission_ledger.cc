@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/admission/staging_pool.h"
 #include "server/call/status_details.h"
 
@@ -62,19 +63,11 @@ absl::Status AdmissionLedger::Take(const AdmissionLimits& limits, const Wanted& 
     return Full(reason::kHbmPressure, "bytes of device memory", call.device_limit, on_device,
                 ahead);
   }
-  int64_t wanted = use_.bytes + use_.lease_bytes + call.bytes;
-  if (wanted > limits.memory_bytes) {
-    *in_the_way = {kHostMemory, std::min(wanted - limits.memory_bytes, use_.lease_bytes)};
-    return Full(reason::kMemoryPressure, "bytes of staging memory", limits.memory_bytes, wanted,
-                ahead);
-  }
-  auto own = callers_.find(caller);
-  AdmissionUse mine = own == callers_.end() ? AdmissionUse{} : own->second;
-  if (mine.calls + 1 > limits.caller_max_calls) {
-    return OverQuota(caller, "calls", limits.caller_max_calls, mine.calls + 1);
-  }
-  if (mine.bytes + call.bytes > limits.caller_max_bytes) {
-    return OverQuota(caller, "bytes", limits.caller_max_bytes, mine.bytes + call.bytes);
+  RETURN_IF_ERROR(CheckStaging(limits, caller, call.bytes, ahead, in_the_way));
+  const auto own = callers_.find(caller);
+  const int64_t own_calls = own == callers_.end() ? 1 : own->second.calls + 1;
+  if (own_calls > limits.caller_max_calls) {
+    return OverQuota(caller, "calls", limits.caller_max_calls, own_calls);
   }
   Add(caller, {.calls = 1, .bytes = call.bytes, .seconds = part.seconds});
   AddToDevice(call.device, part);
@@ -83,6 +76,31 @@ absl::Status AdmissionLedger::Take(const AdmissionLimits& limits, const Wanted& 
   if (is_new) at.weights += WeightOf(call.flow.priority);
   number = ++last_number_;
   flow->second.Add({call.due, number}, call.deadline, part.seconds);
+  return absl::OkStatus();
+}
+
+absl::Status AdmissionLedger::CheckStaging(const AdmissionLimits& limits, const std::string& caller,
+                                           int64_t bytes, double seconds_ahead,
+                                           LeasesInTheWay* in_the_way) const {
+  const int64_t wanted = use_.bytes + use_.lease_bytes + bytes;
+  if (wanted > limits.memory_bytes) {
+    *in_the_way = {kHostMemory, std::min(wanted - limits.memory_bytes, use_.lease_bytes)};
+    return Full(reason::kMemoryPressure, "bytes of staging memory", limits.memory_bytes, wanted,
+                seconds_ahead);
+  }
+  const auto own = callers_.find(caller);
+  const int64_t of_caller = own == callers_.end() ? bytes : own->second.bytes + bytes;
+  if (of_caller > limits.caller_max_bytes) {
+    return OverQuota(caller, "bytes", limits.caller_max_bytes, of_caller);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AdmissionLedger::HoldStaging(const AdmissionLimits& limits, const std::string& caller,
+                                          int64_t bytes, LeasesInTheWay* in_the_way) {
+  absl::MutexLock lock(&mutex_);
+  RETURN_IF_ERROR(CheckStaging(limits, caller, bytes, 0, in_the_way));
+  Add(caller, {.bytes = bytes});
   return absl::OkStatus();
 }
 

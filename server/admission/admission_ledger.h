@@ -58,6 +58,10 @@ class AdmissionLedger {
   void GiveBackWork(const CallerFlow& flow, int device, const AdmissionDeviceUse& part,
                     const DeadlineOrder::Place& place);
   void GiveBack(const std::string& caller, const AdmissionUse& part);
+  // Staging memory for others than admitted calls, until GiveBack. Errors and `in_the_way` as
+  // Take's.
+  absl::Status HoldStaging(const AdmissionLimits& limits, const std::string& caller, int64_t bytes,
+                           LeasesInTheWay* in_the_way);
   // `taken` of the device's memory become a lease of `bytes`, which ends with taken 0 and −bytes.
   void LeaseDeviceMemory(int device, int64_t taken, int64_t bytes);
   // For others than calls, until GiveBackHeld. Errors and `in_the_way` as Take's.
@@ -76,6 +80,9 @@ class AdmissionLedger {
   std::atomic<int64_t> last_refused_nanos{std::numeric_limits<int64_t>::min()};
 
  private:
+  absl::Status CheckStaging(const AdmissionLimits& limits, const std::string& caller, int64_t bytes,
+                            double seconds_ahead, LeasesInTheWay* in_the_way) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Add(const std::string& caller, const AdmissionUse& part)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddToDevice(int device, const AdmissionDeviceUse& part)

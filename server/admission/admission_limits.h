@@ -34,7 +34,7 @@ struct AdmissionDeviceUse {
 // A snapshot for metrics.
 struct AdmissionUse {
   int64_t calls = 0;
-  int64_t bytes = 0;        // of calls, until their reply is sent
+  int64_t bytes = 0;        // of calls, those of modules too, until their reply is sent
   int64_t lease_bytes = 0;  // of what calls left behind; of memory_bytes too
   double seconds = 0;
 };

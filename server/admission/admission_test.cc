@@ -154,6 +154,30 @@ TEST_F(AdmissionTest, CountsACallersBytesUntilItsRepliesAreSent) {
   EXPECT_TRUE(Admit("a").ok());
 }
 
+TEST_F(AdmissionTest, CountsMemoryOfOtherCallsBesideThatOfItsOwn) {
+  Make({.memory_bytes = 3 * kCallBytes, .caller_max_bytes = 2 * kCallBytes});
+  auto held = admission_->HoldStaging("a", kCallBytes);
+  ASSERT_TRUE(held.ok()) << held.status();
+  EXPECT_EQ(admission_->Use().bytes, kCallBytes);
+  EXPECT_EQ(admission_->Use().calls, 0);
+  auto call = Admit("a");
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(ReasonOf(admission_->HoldStaging("a", 1).status()), reason::kTenantQuota);
+  EXPECT_EQ(ReasonOf(Admit("a").status()), reason::kTenantQuota);
+  auto other = admission_->HoldStaging("b", kCallBytes);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(ReasonOf(Admit("c").status()), reason::kMemoryPressure);
+  EXPECT_EQ(ReasonOf(admission_->HoldStaging("c", 1).status()), reason::kMemoryPressure);
+  EXPECT_EQ(admission_->HoldStaging("a", 2 * kCallBytes + 1).status().code(),
+            absl::StatusCode::kOutOfRange);
+  Ticket part = other->SplitOff(64);
+  *other = Ticket();
+  EXPECT_EQ(admission_->Use().bytes, 2 * kCallBytes + 64);
+  part = Ticket();
+  *held = Ticket();
+  EXPECT_TRUE(Admit("a").ok());
+}
+
 TEST_F(AdmissionTest, RefusesForGoodWhatACallersQuotaNeverHolds) {
   Make({.caller_max_bytes = kCallBytes - 1});
   auto call = Admit("a");

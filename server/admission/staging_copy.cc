@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/non_temporal_copy.h"
+#include "base/status_macros.h"
 #include "server/admission/residual.h"
 #include "server/call/status_details.h"
 
@@ -52,14 +53,20 @@ void SetPlaces(AdmittedCall& admitted, StagingBlock block) {
 
 }  // namespace
 
-absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging, MemoryReclaimer* leases) {
-  int64_t bytes = call.input_bytes() + call.workspace_bytes() + call.output_bytes();
+absl::StatusOr<StagingBlock> TakeBlock(int64_t bytes, StagingPool& staging,
+                                       MemoryReclaimer* leases) {
   std::optional<StagingBlock> block = staging.TryAcquire(bytes);
   while (!block.has_value() && leases != nullptr && leases->EvictOne(kHostMemory)) {
     block = staging.TryAcquire(bytes);
   }
   if (!block.has_value()) return NoGap(bytes);
-  SetPlaces(call, *std::move(block));
+  return *std::move(block);
+}
+
+absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging, MemoryReclaimer* leases) {
+  const int64_t bytes = call.input_bytes() + call.workspace_bytes() + call.output_bytes();
+  ASSIGN_OR_RETURN(StagingBlock block, TakeBlock(bytes, staging, leases));
+  SetPlaces(call, std::move(block));
   return absl::OkStatus();
 }
 

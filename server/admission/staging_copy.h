@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "server/admission/admission.h"
@@ -14,10 +15,14 @@
 
 namespace attnd {
 
+// One piece of staging memory; leases are evicted where free memory lies in pieces (`leases` may
+// be null). UNAVAILABLE when no gap is large enough even so.
+absl::StatusOr<StagingBlock> TakeBlock(int64_t bytes, StagingPool& staging,
+                                       MemoryReclaimer* leases);
+
 // Takes memory for the call's inputs, workspace and outputs and sets the place of each tensor.
-// Those in a lease or in shared memory have a place already. Admission has reserved the sum, but
-// free memory may lie in pieces: then leases are evicted (`leases` may be null). UNAVAILABLE when
-// no gap is large enough even so.
+// Those in a lease or in shared memory have a place already. Admission has reserved the sum.
+// TakeBlock's error.
 absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging,
                         MemoryReclaimer* leases = nullptr);
 

@@ -173,10 +173,11 @@ absl::Status AttndServer::StartModules(const TokenIssuer& issuer) {
   if (!options.state_dir.empty()) {
     ASSIGN_OR_RETURN(states, StateRoot::Open(options.state_dir, StateLimitsOf(options)));
   }
-  modules_ = std::make_unique<Modules>(
-      options, std::move(states), std::move(engine), devices_.names(), issuer, options_.leases,
-      options_.admission.max_deadline,
-      Modules::Deps{staging_, *shared_memory_, *calls_, metrics_, auth_, clock_, log_});
+  modules_ =
+      std::make_unique<Modules>(options, std::move(states), std::move(engine), devices_.names(),
+                                issuer, options_.leases, options_.admission.max_deadline,
+                                Modules::Deps{staging_, keep_->leases(), *shared_memory_, *calls_,
+                                              metrics_, auth_, clock_, log_});
   calls_->SetModuleQueue([this](int device) { return modules_->QueueSeconds(device); });
   server_info_.add_feature("modules");
   server_info_.add_feature(absl::StrCat("modules_on_", modules_->engine().Name()));

@@ -89,7 +89,7 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
   Gradient gradient;
   v1::ModuleBackwardHeader& header = gradient.header;
   RETURN_IF_ERROR(ReadHeader(call.stream, type, header));
-  RETURN_IF_ERROR(CheckNotDraining());
+  RETURN_IF_ERROR(CheckServes(header.token(), call.caller));
   RETURN_IF_ERROR(CheckHeader(header));
   ASSIGN_OR_RETURN(gradient.module, deps_.table.Find(header.token(), call.caller));
   RegisteredModule& module = *gradient.module;

@@ -19,7 +19,7 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
   const google::protobuf::Descriptor& type = *v1::ModuleForwardRequest::descriptor();
   v1::ModuleForwardHeader header;
   RETURN_IF_ERROR(ReadHeader(call.stream, type, header));
-  RETURN_IF_ERROR(CheckNotDraining());
+  RETURN_IF_ERROR(CheckServes(header.token(), call.caller));
   ASSIGN_OR_RETURN(const Module module, deps_.table.Find(header.token(), call.caller));
   std::optional<uint64_t> wanted;
   if (header.has_sequence()) wanted = header.sequence();

@@ -77,7 +77,9 @@ v1::Plan EncodePlan(const EnginePlan& plan, const ModuleEngine& engine,
 }
 
 // Checks that the tensors of the largest call fit into staging memory, bool masks aside.
-absl::Status CheckStaging(const ModuleGraph& graph, const ModuleLimits& limits, int64_t capacity) {
+absl::Status CheckStaging(const ModuleGraph& graph, const ModuleLimits& limits,
+                          const AdmissionLimits& staging) {
+  const int64_t capacity = std::min(staging.memory_bytes, staging.caller_max_bytes);
   const ModuleLayout& layout = graph.layout();
   const double element = static_cast<double>(ElementBytes(layout.element));
   const double row = 4 * element * static_cast<double>(layout.width);
@@ -86,9 +88,10 @@ absl::Status CheckStaging(const ModuleGraph& graph, const ModuleLimits& limits, 
                                           static_cast<double>(layout.memory_width);
   const auto most = static_cast<int64_t>(std::max(0.0, left / row));
   if (limits.max_rows <= most) return absl::OkStatus();
-  return OfEngine(absl::OutOfRangeError(
-      absl::StrCat("limits.max_rows: expected at most ", most,
-                   ", whose x, y and gradients fit --memory_limit_mib, got ", limits.max_rows)));
+  return OfEngine(absl::OutOfRangeError(absl::StrCat(
+      "limits.max_rows: expected at most ", most,
+      ", whose x, y and gradients fit --memory_limit_mib and --caller_memory_mib, got ",
+      limits.max_rows)));
 }
 
 // "1500 are free: gpu0 has 1000, gpu1 has 500".
@@ -105,6 +108,16 @@ int64_t BytesOfPut(const ModuleDescription& module) {
   int64_t elements = 0;
   for (const WeightEntry& entry : module.table.entries()) elements += entry.elements;
   return elements * ElementBytes(module.graph.layout().parameter_element);
+}
+
+constexpr absl::string_view kStateCure = "space and rights of --module_state_dir";
+
+void WarnOf(absl::string_view event, const absl::Status& status, absl::string_view cure,
+            CallLogLimit& limit, Logger& log) {
+  const std::optional<int64_t> left_out = limit.Take(absl::Now());
+  if (!left_out.has_value()) return;
+  log.Warning(event,
+              {{"message", status.message()}, {"lines_left_out", *left_out}, {"cure", cure}});
 }
 
 MemoryBudget Less(MemoryBudget budget, int64_t bytes) {
@@ -165,22 +178,39 @@ absl::StatusOr<std::unique_ptr<ModuleState>> ModuleCalls::OpenState(
   auto saved = [&log = deps_.log, &limit = deps_.state_lines, &metrics = deps_.metrics](
                    const absl::Status& status, int64_t bytes) {
     metrics.Saved(status.ok(), bytes);
-    if (status.ok()) return;
-    const std::optional<int64_t> left_out = limit.Take(absl::Now());
-    if (!left_out.has_value()) return;
-    log.Warning("module_state_not_saved", {{"message", status.message()},
-                                           {"lines_left_out", *left_out},
-                                           {"cure", "space and rights of --module_state_dir"}});
+    if (!status.ok()) WarnOf("module_state_not_saved", status, kStateCure, limit, log);
   };
   absl::StatusOr<std::unique_ptr<ModuleState>> state =
       ModuleState::Open(place, {record.caller, record.name, record.state_digest},
                         ModuleState::FileBytesOf(description), saved);
-  if (ReasonOf(state.status()) == reason::kStateUnavailable) {
-    deps_.log.Warning("module_state_unavailable",
-                      {{"message", state.status().message()},
-                       {"cure", "space and rights of --module_state_dir"}});
-  }
+  if (!state.ok()) return StateRefused(state.status());
   return state;
+}
+
+void ModuleCalls::WarnOfState(absl::string_view event, const absl::Status& status,
+                              absl::string_view cure) const {
+  WarnOf(event, status, cure, deps_.state_lines, deps_.log);
+}
+
+absl::Status ModuleCalls::StateRefused(const absl::Status& status) const {
+  if (ReasonOf(status) == reason::kStateUnavailable) {
+    WarnOfState("module_state_unavailable", status, kStateCure);
+  }
+  return Classified(status);
+}
+
+absl::StatusOr<std::unique_ptr<ModuleInstance>> ModuleCalls::MakeInstance(
+    ModuleRecord& record, std::shared_ptr<const ModuleDescription> description,
+    ModuleMemory::Reservation& reserved) {
+  absl::MutexLock lock(&making_);
+  ASSIGN_OR_RETURN(const EnginePlan plan, PlanWithin(*description, record.limits, record.caller));
+  ASSIGN_OR_RETURN(reserved, deps_.table.memory().Reserve(record.caller, plan));
+  absl::StatusOr<std::unique_ptr<ModuleInstance>> instance =
+      deps_.engine.Make(std::move(description), record.limits, plan);
+  if (!instance.ok()) return OfEngine(instance.status());
+  record.plan = EncodePlan(plan, deps_.engine, record.limits);
+  record.devices = NamesOf(plan);
+  return instance;
 }
 
 absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
@@ -196,20 +226,17 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
   if (durability != v1::DURABILITY_PROCESS) {
     ASSIGN_OR_RETURN(state, OpenState(record, durability, *description));
   }
-  ASSIGN_OR_RETURN(const EnginePlan plan, PlanWithin(*description, record.limits, caller));
-  ASSIGN_OR_RETURN(ModuleMemory::Reservation reserved, memory.Reserve(caller, plan));
+  ModuleMemory::Reservation reserved;
+  ASSIGN_OR_RETURN(std::unique_ptr<ModuleInstance> instance,
+                   MakeInstance(record, std::move(description), reserved));
   reserved.Join(std::move(of_state));
-  absl::StatusOr<std::unique_ptr<ModuleInstance>> instance =
-      deps_.engine.Make(std::move(description), record.limits, plan);
-  if (!instance.ok()) return OfEngine(instance.status());
   std::optional<SavedChange> saved;
   if (state != nullptr) {
-    absl::StatusOr<ModuleState::Loaded> loaded = state->Load(**instance);
-    if (!loaded.ok()) return Classified(loaded.status());
+    absl::StatusOr<ModuleState::Loaded> loaded = state->Load(*instance);
+    if (!loaded.ok()) return StateRefused(loaded.status());
     if (!loaded->damage.ok()) {
       deps_.metrics.Recovered(StateFound::kDamaged);
-      deps_.log.Warning("module_state_ignored", {{"message", loaded->damage.message()},
-                                                 {"cure", "look at the disk's health"}});
+      WarnOfState("module_state_ignored", loaded->damage, "look at the disk's health");
     }
     saved = std::move(loaded->change);
     if (saved.has_value()) deps_.metrics.Recovered(StateFound::kLoaded);
@@ -221,9 +248,7 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
     }
     record.history_epoch = saved->history_epoch;
   }
-  record.plan = EncodePlan(plan, deps_.engine, record.limits);
-  record.devices = NamesOf(plan);
-  return std::make_shared<RegisteredModule>(std::move(record), *std::move(instance),
+  return std::make_shared<RegisteredModule>(std::move(record), std::move(instance),
                                             std::move(reserved), std::move(state),
                                             std::move(saved));
 }
@@ -259,7 +284,7 @@ absl::Status ModuleCalls::Register(ModuleCall& call) {
   v1::RegisterModuleResponse response;
   if (request.dry_run()) {
     ASSIGN_OR_RETURN(const EnginePlan plan, PlanWithin(*description, *limits, call.caller));
-    RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.staging.capacity()));
+    RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.admission.limits()));
     *response.mutable_plan() = EncodePlan(plan, deps_.engine, *limits);
     v1::ModuleStatus& status = *response.mutable_status();
     status.set_name(request.name());
@@ -276,7 +301,7 @@ absl::Status ModuleCalls::Register(ModuleCall& call) {
                                             .wait = call.wait};
   ASSIGN_OR_RETURN(
       const Module module, deps_.table.Register(wanted, [&](uint64_t id) -> absl::StatusOr<Module> {
-        RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.staging.capacity()));
+        RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.admission.limits()));
         record.id = id;
         return MakeModule(std::move(record), request.durability(), std::move(description));
       }));

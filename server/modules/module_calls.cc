@@ -53,6 +53,12 @@ absl::Status ModuleCalls::CheckNotDraining() const {
   return draining_ ? ModulesDraining() : absl::OkStatus();
 }
 
+// A call that is refused is no use of its module, for which a drain would wait.
+absl::Status ModuleCalls::CheckServes(const std::string& token, const std::string& caller) const {
+  if (!draining_ || deps_.table.FinishesStep(token, caller)) return absl::OkStatus();
+  return ModulesDraining();
+}
+
 std::vector<ComputeTurns*> ModuleCalls::TurnsOf(const RegisteredModule& module) {
   std::vector<ComputeTurns*> turns;
   for (size_t n = 0; n < turns_.size(); ++n) {

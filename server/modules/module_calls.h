@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/log.h"
 #include "modules/module_engine.h"
@@ -58,13 +59,15 @@ class ModuleCalls {
   struct Deps {
     ModuleTable& table;
     ModuleEngine& engine;
+    Admission& admission;
     StagingPool& staging;
+    MemoryReclaimer* leases;  // in staging memory; null: there are none
     SharedMemoryTable& shared_memory;
     ModuleMetrics& metrics;
     std::vector<std::string> devices;
     absl::Duration activation_ttl, max_activation_ttl;
     StateRoot* states;          // of what outlives the process; null: that is not offered
-    CallLogLimit& state_lines;  // about saves that failed
+    CallLogLimit& state_lines;  // about states
     absl::Duration save_every;
     int64_t shadow_every;
     Logger& log;
@@ -75,7 +78,8 @@ class ModuleCalls {
   double QueueSeconds(int device) const { return turns_[device].QueueSeconds(); }
 
   absl::Status Run(ModuleMethod method, ModuleCall& call);
-  // From now on no new work: Register, Forward, Backward and PutTensors are DRAINING.
+  // From now on no new work: Register, Forward, Backward and PutTensors are DRAINING. A step that
+  // has begun goes on where its caller comes again, who cannot take the gradients elsewhere then.
   void StartDraining() { draining_ = true; }
   const ModuleMemory& memory() const { return deps_.table.memory(); }
   int device_count() const { return static_cast<int>(deps_.devices.size()); }
@@ -87,12 +91,21 @@ class ModuleCalls {
 
   // life_calls.cc
   absl::Status Register(ModuleCall& call);
+  // An instance that `record` describes, with its plan, and its memory in `reserved`.
+  absl::StatusOr<std::unique_ptr<ModuleInstance>> MakeInstance(
+      ModuleRecord& record, std::shared_ptr<const ModuleDescription> description,
+      ModuleMemory::Reservation& reserved);
   absl::StatusOr<Module> MakeModule(ModuleRecord record, v1::Durability durability,
                                     std::shared_ptr<const ModuleDescription> description);
   absl::Status CheckDurability(v1::Durability durability) const;
   absl::StatusOr<std::unique_ptr<ModuleState>> OpenState(
       const ModuleRecord& record, v1::Durability durability,
       const ModuleDescription& description) const;
+  // A limited number of lines.
+  void WarnOfState(absl::string_view event, const absl::Status& status,
+                   absl::string_view cure) const;
+  // For the caller and, where it is for the operator to see, the log.
+  absl::Status StateRefused(const absl::Status& status) const;
   absl::Status GetModule(ModuleCall& call);
   absl::Status ListModules(ModuleCall& call);
   absl::Status Renew(ModuleCall& call);
@@ -134,8 +147,10 @@ class ModuleCalls {
   absl::Status GetTensors(ModuleCall& call);
 
   absl::Status CheckNotDraining() const;
+  // For a call that computes.
+  absl::Status CheckServes(const std::string& token, const std::string& caller) const;
   PayloadMemory MemoryOf(const ModuleCall& call) const {
-    return {deps_.staging, deps_.shared_memory, call.caller};
+    return {deps_.admission, deps_.staging, deps_.leases, deps_.shared_memory, call.caller};
   }
   // Returns the turns of the devices that the module is on.
   std::vector<ComputeTurns*> TurnsOf(const RegisteredModule& module);
@@ -155,6 +170,7 @@ class ModuleCalls {
 
   const Deps deps_;
   const PayloadDigests payload_digests_;
+  absl::Mutex making_;  // one at a time: what a plan finds free is free, and nobody else measures
   std::deque<ComputeTurns> turns_;  // [devices]
   std::atomic<bool> draining_{false};
 };

@@ -44,6 +44,7 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kLastSequence = 5, kMicroBatches = 2;
 constexpr int64_t kWidth = 8, kRows = 2;
+constexpr int64_t kStagingBytes = 1 << 16;
 constexpr int64_t kModuleBytes = 6'000;  // room for three modules, not for four
 constexpr int kFaultyTicks = 120, kMostTicks = 4000;
 
@@ -305,13 +306,16 @@ struct SimulatedDaemon {
                   Planted planted, std::string& wrong)
       : disk(*its_disk),
         engine(planted == Planted::kAllocationBeforeQuota, wrong),
-        staging(*StagingPool::Create(1 << 16)),
+        admission({.memory_bytes = kStagingBytes, .caller_max_bytes = kStagingBytes}, {}, clock),
+        staging(*StagingPool::Create(kStagingBytes)),
         root(*StateRoot::Open(folder, {}, std::move(its_disk))),
         table({.memory = {kModuleBytes, kModuleBytes}, .shadow_every = shadow_every},
               {.replica = 1, .boot_epoch = epoch}, clock),
         calls({table,
                engine,
+               admission,
                staging,
+               nullptr,
                around.shared_memory,
                around.of_modules,
                {"cpu"},
@@ -327,6 +331,7 @@ struct SimulatedDaemon {
 
   SimulatedDisk& disk;
   CheckingEngine engine;
+  Admission admission;
   StagingPool staging;
   std::unique_ptr<StateRoot> root;
   FairShares places{64};
@@ -558,7 +563,9 @@ class Simulation {
         grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message())));
     stream->Over();
     if (!answer.holds_its_place) wrong_ = "a place is left before the reply is out";
-    if (daemon_->staging.used() != 0) wrong_ = "staging memory stays";
+    if (daemon_->staging.used() != 0 || daemon_->admission.Use().bytes != 0) {
+      wrong_ = "staging memory stays";
+    }
     if (daemon_->places.held() != 0) wrong_ = "a place stays";
     if (around_.calls.call_bytes().held() != 0) wrong_ = "room stays";
     if (daemon_->table.memory().used() > kModuleBytes) wrong_ = "the quota of modules is exceeded";

@@ -244,6 +244,7 @@ absl::StatusOr<std::vector<ModuleState::Slot>> ModuleState::ReadCommit() const {
 absl::StatusOr<ModuleState::Loaded> ModuleState::Load(ModuleInstance& instance) {
   Loaded loaded;
   const absl::StatusOr<std::vector<Slot>> slots = ReadCommit();
+  if (absl::IsUnavailable(slots.status())) return slots.status();
   if (!slots.ok()) {
     loaded.damage = slots.status();
     return loaded;
@@ -255,7 +256,10 @@ absl::StatusOr<ModuleState::Loaded> ModuleState::Load(ModuleInstance& instance) 
       loaded.change = *std::move(change);
       return loaded;
     }
-    if (absl::IsInternal(change.status())) return change.status();
+    const absl::StatusCode code = change.status().code();
+    if (code == absl::StatusCode::kInternal || code == absl::StatusCode::kUnavailable) {
+      return change.status();
+    }
     if (loaded.damage.ok()) loaded.damage = change.status();
   }
   return loaded;
@@ -285,7 +289,7 @@ absl::StatusOr<SavedChange> ModuleState::LoadSlot(const Slot& slot,
   for (const Part& part : PartsOf(description)) {
     const absl::Span<std::byte> bytes(buffer.data(), static_cast<size_t>(part.bytes));
     if (absl::Status read = file.Read(at, bytes); !read.ok()) {
-      return absl::InternalError(read.message());
+      return StateUnavailable(read.message());  // a while ago it was whole
     }
     if (absl::Status put = instance.Put(part.entry, part.role, ElementOf(part, description), bytes);
         !put.ok()) {

@@ -70,8 +70,9 @@ class ModuleState {
     std::optional<SavedChange> change;  // nothing: there is no state, or none that may be loaded
     absl::Status damage;                // why the last one, or any, was not loaded
   };
-  // The committed state, or else the one before, put into `instance`. An error: the instance holds
-  // a part of a state.
+  // The committed state, or else the one before, put into `instance`. An error: nothing is known
+  // about the state, as where files cannot be opened now, or the instance holds a part of it.
+  // UNAVAILABLE STATE_UNAVAILABLE.
   absl::StatusOr<Loaded> Load(ModuleInstance& instance);
   absl::Status Save(const ModuleInstance& instance, const SavedChange& change);
   // The files go with the object.

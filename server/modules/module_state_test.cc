@@ -1,6 +1,7 @@
 #include "server/modules/module_state.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -405,6 +406,20 @@ TEST_F(State, TellsOfEachSaveAndKeepsTheLastOneWhenADiskIsInTheWay) {
   auto again = NewInstance();
   EXPECT_EQ(state->Load(*again)->change->sequence, 2);
   EXPECT_EQ(Read(*again, TensorRole::kWeight), 2);
+}
+
+TEST_F(State, IsNotTakenForLostWhileFilesCannotBeOpened) {
+  SaveTwice();
+  auto instance = NewInstance();
+  auto state = Open();
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none = {.rlim_cur = 0, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const absl::Status refused = state->Load(*instance).status();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(ReasonOf(refused), reason::kStateUnavailable) << refused;
+  EXPECT_EQ(state->Load(*instance)->change->sequence, 2);
 }
 
 TEST_F(State, BelongsToOneProcess) {

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
 #include "server/modules/module_errors.h"
+#include "server/modules/stop_wakes.h"
 
 namespace attnd {
 namespace {
@@ -43,36 +45,58 @@ ModuleTable::ModuleTable(const ModuleOptions& options, const TokenIssuer& issuer
       activation_tokens_(issuer),
       expires_(kReapEvery, [this] { Expire(); }) {}
 
+absl::Status ModuleTable::BeginRegistration(const Key& key, const CallWait& wait) {
+  const StopWakes wakes(wait.stop, mutex_);
+  absl::MutexLock lock(&mutex_);
+  auto over = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return !registering_.contains(key) || wait.stop.stop_requested();
+  };
+  const bool in_time = mutex_.AwaitWithDeadline(absl::Condition(&over), wait.deadline);
+  if (!in_time || wait.stop.stop_requested()) return wait.Stopped();
+  registering_.insert(key);
+  return absl::OkStatus();
+}
+
+void ModuleTable::EndRegistration(const Key& key) {
+  absl::MutexLock lock(&mutex_);
+  registering_.erase(key);
+}
+
 absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::Register(const Registration& wanted,
                                                                         const Make& make) {
-  absl::MutexLock making(&making_);
-  std::shared_ptr<RegisteredModule> there;
+  const Key key(wanted.caller, wanted.name);
+  RETURN_IF_ERROR(BeginRegistration(key, wanted.wait));
+  const absl::Cleanup end = [&] { EndRegistration(key); };
+  Entry there, failed;
   uint64_t id = 0;
   {
     absl::MutexLock lock(&mutex_);
-    auto found = by_name_.find({wanted.caller, wanted.name});
+    auto found = by_name_.find(key);
     if (found != by_name_.end() && !found->second->CheckSequence(std::nullopt).ok()) {
-      End(found->second, "failed");
+      failed = End(found->second, "failed");
       found = by_name_.end();
     }
     if (found != by_name_.end()) {
       there = found->second;
-    } else if (static_cast<int64_t>(by_id_.size()) >= options_.max_modules) {
+    } else if (static_cast<int64_t>(by_id_.size()) + making_ >= options_.max_modules) {
       return TooMany(options_.max_modules);
     } else {
       id = next_id_++;
+      ++making_;
     }
   }
   if (there != nullptr) return Take(there, wanted);
-  ASSIGN_OR_RETURN(std::shared_ptr<RegisteredModule> module, make(id));
-  module->Touch(clock_.Now(), wanted.ttl);
+  failed.reset();  // its memory and its state's lock are free for the new one
+  absl::StatusOr<Entry> module = make(id);
+  if (module.ok()) (*module)->Touch(clock_.Now(), wanted.ttl);
   absl::MutexLock lock(&mutex_);
-  by_name_[{wanted.caller, wanted.name}] = by_id_[id] = module;
+  --making_;
+  if (module.ok()) by_name_[key] = by_id_[id] = *module;
   return module;
 }
 
-absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::Take(
-    const std::shared_ptr<RegisteredModule>& found, const Registration& wanted) {
+absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::Take(const Entry& found,
+                                                                    const Registration& wanted) {
   const ModuleRecord& record = found->record();
   const uint64_t epoch = wanted.owner_epoch == 0 ? record.owner_epoch : wanted.owner_epoch;
   if (record.digest != wanted.digest) return Exists(wanted.name);
@@ -111,6 +135,13 @@ absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::Find(const std::s
   return ModuleLost("unknown");
 }
 
+bool ModuleTable::FinishesStep(const std::string& token, const std::string& caller) {
+  const absl::StatusOr<uint64_t> id = tokens_.Check(token, caller);
+  absl::MutexLock lock(&mutex_);
+  const auto found = id.ok() ? by_id_.find(*id) : by_id_.end();
+  return found != by_id_.end() && found->second->FinishesStep();
+}
+
 absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::FindByName(const std::string& caller,
                                                                           const std::string& name) {
   absl::MutexLock lock(&mutex_);
@@ -123,19 +154,21 @@ absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::FindByName(const 
 absl::Status ModuleTable::Release(const std::string& token, const std::string& caller) {
   absl::StatusOr<uint64_t> id = tokens_.Check(token, caller);
   if (!id.ok()) return OfModuleToken(id.status());
+  Entry released;
   absl::MutexLock lock(&mutex_);
   auto found = by_id_.find(*id);
-  if (found != by_id_.end()) End(found->second, "released");
+  if (found != by_id_.end()) released = End(found->second, "released");
   return absl::OkStatus();
 }
 
-void ModuleTable::End(std::shared_ptr<RegisteredModule> module, const std::string& cause) {
+std::shared_ptr<RegisteredModule> ModuleTable::End(Entry module, const std::string& cause) {
   module->Lose(cause);
   const ModuleRecord& record = module->record();
   by_name_.erase({record.caller, record.name});
   by_id_.erase(record.id);
   ended_.emplace_back(record.id, cause);
   if (ended_.size() > kEndsRemembered) ended_.pop_front();
+  return module;
 }
 
 // Saving takes as long as a disk does, so it holds no lock of the table.
@@ -145,12 +178,12 @@ void ModuleTable::Expire() {
     const bool is_over = module->Expire(now);
     module->SaveIfDue(now, is_over);
   }
+  std::vector<Entry> over;
   absl::MutexLock lock(&mutex_);
-  std::vector<std::shared_ptr<RegisteredModule>> over;
   for (const auto& [id, module] : by_id_) {
     if (module->Expire(now)) over.push_back(module);
   }
-  for (auto& module : over) End(std::move(module), kExpired);
+  for (const Entry& module : over) End(module, kExpired);
 }
 
 void ModuleTable::SaveAll() {

@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,13 +66,16 @@ class ModuleTable {
     CallWait wait;  // for a call that uses it, where another owner has it
   };
   // The module of that caller and name if its digest is the same; else what `make(id)` makes.
-  // FAILED_PRECONDITION MODULE_EXISTS or MODULE_TAKEN, RESOURCE_EXHAUSTED MODULE_QUOTA, or what
-  // `make` says.
+  // Registrations of one name wait for each other, those of other names do not.
+  // FAILED_PRECONDITION MODULE_EXISTS or MODULE_TAKEN, RESOURCE_EXHAUSTED MODULE_QUOTA, CANCELLED,
+  // DEADLINE_EXCEEDED, or what `make` says.
   using Make = std::function<absl::StatusOr<std::shared_ptr<RegisteredModule>>(uint64_t id)>;
   absl::StatusOr<std::shared_ptr<RegisteredModule>> Register(const Registration& wanted,
                                                              const Make& make);
   absl::StatusOr<std::shared_ptr<RegisteredModule>> Find(const std::string& token,
                                                          const std::string& caller);
+  // RegisteredModule::FinishesStep of the token's module. No use of it.
+  bool FinishesStep(const std::string& token, const std::string& caller);
   // MODULE_LOST: the caller has none of that name.
   absl::StatusOr<std::shared_ptr<RegisteredModule>> FindByName(const std::string& caller,
                                                                const std::string& name);
@@ -106,19 +110,24 @@ class ModuleTable {
 
  private:
   using Key = std::pair<std::string, std::string>;  // caller, name
-  std::vector<std::shared_ptr<RegisteredModule>> All() const;
+  using Entry = std::shared_ptr<RegisteredModule>;
+  std::vector<Entry> All() const;
+  // Waits until no other registration has the name; then this one does, until EndRegistration.
+  absl::Status BeginRegistration(const Key& key, const CallWait& wait);
+  void EndRegistration(const Key& key);
   // The module that is there, as `wanted` has it from now on.
-  absl::StatusOr<std::shared_ptr<RegisteredModule>> Take(
-      const std::shared_ptr<RegisteredModule>& found, const Registration& wanted);
-  void End(std::shared_ptr<RegisteredModule> module, const std::string& cause)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Entry> Take(const Entry& found, const Registration& wanted);
+  // Takes the module out of the table. Who drops it last waits for memory and a disk: without
+  // mutex_.
+  Entry End(Entry module, const std::string& cause) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ModuleOptions options_;
   const Clock& clock_;
   ModuleMemory memory_;  // outlives the modules
   const LeaseTokens tokens_, activation_tokens_;
-  absl::Mutex making_;  // one Register at a time; before mutex_
   mutable absl::Mutex mutex_;
+  std::set<Key> registering_ ABSL_GUARDED_BY(mutex_);
+  int64_t making_ ABSL_GUARDED_BY(mutex_) = 0;  // modules that are not in the table yet
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   std::map<Key, std::shared_ptr<RegisteredModule>> by_name_ ABSL_GUARDED_BY(mutex_);  // and calls
   std::map<uint64_t, std::shared_ptr<RegisteredModule>> by_id_ ABSL_GUARDED_BY(mutex_);

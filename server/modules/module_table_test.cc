@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "modules/known_layers.h"
@@ -62,12 +63,13 @@ class Modules : public ::testing::Test {
     CHECK(graph.ok()) << graph.status();
     return std::make_shared<const ModuleDescription>(*std::move(graph), OptimizerSpec{});
   }
-  StateRoot* MakeRoot(const char* name) {
+  StateRoot* MakeRoot(const char* name,
+                      std::unique_ptr<StateDisk> disk = std::make_unique<StateDisk>()) {
     const std::string folder = testing::TempDir() + "/" + name;
     std::filesystem::remove_all(folder);
     std::filesystem::create_directory(folder);
     std::filesystem::permissions(folder, std::filesystem::perms::owner_all);
-    root_ = *StateRoot::Open(folder, {});
+    root_ = *StateRoot::Open(folder, {}, std::move(disk));
     return root_.get();
   }
   // Opens the state of modules that outlive the process, where `place_` says so.
@@ -166,6 +168,112 @@ TEST_F(Modules, GoesToALaterOwnerOnceTheCallThatHasItEnds) {
     EXPECT_EQ(*Register("a", "m", "digest", 1), module);
   }
   EXPECT_TRUE(Register("a", "m", "digest", 2).ok());
+}
+
+TEST_F(Modules, RegistersOthersWhileOneWaitsForItsOwnersCall) {
+  auto module = *Register("a", "m", "digest", 1);
+  absl::Notification registered;
+  absl::Status taken = absl::UnknownError("not run");
+  std::thread later, other;
+  {
+    auto hold = module->Take(std::nullopt, Forever());
+    later = std::thread([&] {
+      taken = table_
+                  .Register({.caller = "a",
+                             .name = "m",
+                             .digest = "digest",
+                             .owner_epoch = 2,
+                             .ttl = absl::Seconds(10),
+                             .wait = Forever()},
+                            [](uint64_t) { return absl::InternalError("it is there"); })
+                  .status();
+    });
+    while (module->waiting() < 1) std::this_thread::yield();
+    EXPECT_EQ(Register("a", "m", "digest", 3).status().code(),
+              absl::StatusCode::kDeadlineExceeded);  // of one name one at a time
+    other = std::thread([&] {
+      EXPECT_TRUE(Register("b", "m", "digest").ok());
+      registered.Notify();
+    });
+    EXPECT_TRUE(registered.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  }
+  later.join();
+  other.join();
+  EXPECT_TRUE(taken.ok()) << taken;
+}
+
+TEST_F(Modules, CountsThoseThatAreBeingMadeAmongTheMost) {
+  absl::Notification begun, go_on;
+  std::thread first([&] {
+    const auto made = table_.Register(
+        {.caller = "a", .name = "m", .digest = "digest", .wait = Forever()}, [&](uint64_t) {
+          begun.Notify();
+          go_on.WaitForNotification();
+          return absl::StatusOr<std::shared_ptr<RegisteredModule>>(absl::CancelledError());
+        });
+    EXPECT_EQ(made.status().code(), absl::StatusCode::kCancelled);
+  });
+  begun.WaitForNotification();
+  EXPECT_TRUE(Register("b", "m", "digest").ok());
+  EXPECT_EQ(ReasonOf(Register("b", "n", "digest").status()), reason::kModuleQuota);
+  go_on.Notify();
+  first.join();
+  EXPECT_TRUE(Register("b", "n", "digest").ok());
+}
+
+// Its Remove takes a disk's time, in which the table has to answer.
+class AskingDisk : public StateDisk {
+ public:
+  explicit AskingDisk(const ModuleTable& table) : table_(table) {}
+  int Remove(int folder, const char* name, int flags) override {
+    absl::Notification answered;
+    std::thread other([&] {
+      table_.size();
+      answered.Notify();
+    });
+    if (!answered.WaitForNotificationWithTimeout(absl::Seconds(10))) ++unanswered_;
+    others_.push_back(std::move(other));
+    return StateDisk::Remove(folder, name, flags);
+  }
+  ~AskingDisk() override {
+    for (std::thread& other : others_) other.join();
+    EXPECT_EQ(unanswered_, 0);
+  }
+
+ private:
+  const ModuleTable& table_;
+  std::vector<std::thread> others_;
+  int unanswered_ = 0;
+};
+
+TEST_F(Modules, AnswersWhileTheFilesOfAReleasedModuleAreRemoved) {
+  place_ = StatePlace{.root = MakeRoot("removed_states", std::make_unique<AskingDisk>(table_))};
+  const std::string token = table_.TokenOf(**Register("a", "m", "digest"));
+  EXPECT_TRUE(table_.Release(token, "a").ok());
+  place_->is_disk = false;
+  ASSERT_TRUE(Register("a", "m", "digest").ok());
+  clock_.Advance(absl::Seconds(10));
+  table_.Expire();  // a tmpfs keeps no state of an expired module
+  EXPECT_EQ(table_.size(), 0);
+}
+
+TEST_F(Modules, FinishesAStepOnceItIsAskedAgain) {
+  auto module = *Register("a", "m", "digest");
+  const std::string token = table_.TokenOf(*module);
+  for (const uint64_t sequence : {0, 1}) {
+    EXPECT_FALSE(table_.FinishesStep(token, "a"));
+    EXPECT_FALSE(table_.FinishesStep(token, "a"));
+    module->Take(sequence, Forever())->Added("micro-batch");
+    EXPECT_FALSE(table_.FinishesStep(token, "a"));
+    EXPECT_FALSE(table_.FinishesStep(token, "b"));
+    EXPECT_FALSE(table_.FinishesStep("nonsense", "a"));
+    EXPECT_TRUE(table_.FinishesStep(token, "a"));
+    EXPECT_TRUE(table_.FinishesStep(token, "a"));
+    Change(*module, clock_.Now());
+  }
+  clock_.Advance(absl::Seconds(6));
+  EXPECT_FALSE(table_.FinishesStep(token, "a"));
+  EXPECT_FALSE(table_.AnyUsedWithin(absl::Seconds(5)));
 }
 
 TEST_F(Modules, HasItsMemoryBackAfterReleaseAndExpiry) {

@@ -37,6 +37,7 @@ class Modules {
   // All outlive it.
   struct Deps {
     StagingPool& staging;
+    MemoryReclaimer& leases;  // in it
     SharedMemoryTable& shared_memory;
     Calls& calls;
     Metrics& metrics;

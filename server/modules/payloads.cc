@@ -1,7 +1,6 @@
 #include "server/modules/payloads.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,14 +18,6 @@ namespace attnd {
 namespace {
 
 constexpr int kHeaderField = 1, kChunkField = 2;  // of all module streams but tensors'
-
-absl::Status NoMemory(int64_t bytes) {
-  return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kMemoryPressure,
-                                absl::StrCat("memory_limit_mib: no room for ", bytes,
-                                             " bytes of tensors now; wait, or try another replica"),
-                                {{"limit", "memory_limit_mib"}, {"bytes", absl::StrCat(bytes)}}),
-                        absl::Milliseconds(100));
-}
 
 // Maps a field to its payload's name in shared memory.
 int SharedNameOf(int field) {
@@ -98,15 +89,15 @@ absl::Status CheckTold(const std::vector<PayloadSpec>& specs,
                     absl::StrCat(told[n].tensor()));
 }
 
-void DropBlock(void* block) { delete static_cast<std::shared_ptr<StagingBlock>*>(block); }
-
-// A slice over `block`, which holds it.
-grpc::Slice SliceOf(const std::shared_ptr<StagingBlock>& block, int64_t offset, int64_t bytes) {
-  return grpc::Slice(block->data() + offset, static_cast<size_t>(bytes), &DropBlock,
-                     new std::shared_ptr<StagingBlock>(block));
-}
-
 }  // namespace
+
+void Payloads::DropBlock(void* block) { delete static_cast<std::shared_ptr<const Staged>*>(block); }
+
+// A slice over a block, which holds it.
+grpc::Slice Payloads::SliceOf(const Placed& placed, int64_t offset, int64_t bytes) {
+  return grpc::Slice(placed.data + offset, static_cast<size_t>(bytes), &DropBlock,
+                     new std::shared_ptr<const Staged>(placed.block));
+}
 
 absl::Status Payloads::FindShared(const std::vector<PayloadSpec>& specs, const ToldPayloads& told,
                                   const PayloadMemory& memory, CallStream& stream) {
@@ -128,16 +119,19 @@ absl::StatusOr<Payloads> Payloads::Make(std::vector<PayloadSpec> specs, const To
   Payloads payloads;
   RETURN_IF_ERROR(payloads.FindShared(specs, told, memory, stream));
   RETURN_IF_ERROR(CheckTold(specs, told.sizes, payloads.shared_.shared));
+  int64_t staged_bytes = 0;
   for (const PayloadSpec& spec : specs) {
     std::byte* shared = payloads.shared_.shared[SharedNameOf(spec.field)];
-    if (shared != nullptr) {
-      payloads.placed_.push_back({spec, shared, nullptr});
-      continue;
-    }
-    std::optional<StagingBlock> block = memory.staging.TryAcquire(AlignedSize(spec.bytes));
-    if (!block.has_value()) return NoMemory(spec.bytes);
-    auto owned = std::make_shared<StagingBlock>(*std::move(block));
-    payloads.placed_.push_back({spec, owned->data(), owned});
+    payloads.placed_.push_back({spec, shared, nullptr});
+    if (shared == nullptr) staged_bytes += AlignedSize(spec.bytes);
+  }
+  ASSIGN_OR_RETURN(Ticket ticket, memory.admission.HoldStaging(memory.caller, staged_bytes));
+  for (Placed& placed : payloads.placed_) {
+    if (placed.data != nullptr) continue;
+    const int64_t bytes = AlignedSize(placed.spec.bytes);
+    ASSIGN_OR_RETURN(StagingBlock block, TakeBlock(bytes, memory.staging, memory.leases));
+    placed.data = block.data();
+    placed.block = std::make_shared<const Staged>(Staged{ticket.SplitOff(bytes), std::move(block)});
   }
   return payloads;
 }
@@ -185,7 +179,7 @@ absl::Status Payloads::Send(CallStream& stream, grpc::ByteBuffer header) {
     for (int64_t at = 0; at < placed.spec.bytes; at += kChunkBytes) {
       const int64_t bytes = std::min(kChunkBytes, placed.spec.bytes - at);
       const grpc::Slice parts[2] = {grpc::Slice(ChunkPrefix(placed.spec.field, at, bytes)),
-                                    SliceOf(placed.block, at, bytes)};
+                                    SliceOf(placed, at, bytes)};
       if (!stream.Write(grpc::ByteBuffer(parts, 2))) return BrokenOr(stream, gone);
     }
   }

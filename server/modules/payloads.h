@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "google/protobuf/descriptor.h"
 #include "proto/attnd/v1/module.pb.h"
+#include "server/admission/admission.h"
 #include "server/admission/staging_pool.h"
 #include "server/call/call.h"
 #include "server/call/message_bytes.h"
@@ -51,15 +52,18 @@ struct ToldPayloads {
 
 // Where payloads may lie; the memory outlives them.
 struct PayloadMemory {
+  Admission& admission;  // counts staging memory as the caller's
   StagingPool& staging;
+  MemoryReclaimer* leases;  // give way; null: there are none
   SharedMemoryTable& shared;
-  absl::string_view caller;  // whose shared memory it is
+  std::string caller;
 };
 
 class Payloads {
  public:
   // The sizes that are told have to be those of `specs`' inputs that come in chunks.
-  // INVALID_ARGUMENT SIZE_MISMATCH, UNAVAILABLE MEMORY_PRESSURE, SharedMemoryTable::Find's.
+  // INVALID_ARGUMENT SIZE_MISMATCH, Admission::HoldStaging's, UNAVAILABLE MEMORY_PRESSURE,
+  // SharedMemoryTable::Find's.
   static absl::StatusOr<Payloads> Make(std::vector<PayloadSpec> specs, const ToldPayloads& told,
                                        const PayloadMemory& memory, CallStream& stream);
 
@@ -74,13 +78,19 @@ class Payloads {
   void List(google::protobuf::RepeatedPtrField<v1::PayloadSize>& sizes) const;
 
  private:
+  struct Staged {
+    Ticket ticket;
+    StagingBlock block;  // after the ticket: it is back before the promise
+  };
   struct Placed {
     PayloadSpec spec;
     std::byte* data;
-    std::shared_ptr<StagingBlock> block;  // also its chunks', on their way; null: it is shared
+    std::shared_ptr<const Staged> block;  // also its chunks', on their way; null: it is shared
 
     bool IsSent() const { return block != nullptr && !spec.is_input && spec.travels; }
   };
+  static void DropBlock(void* block);
+  static grpc::Slice SliceOf(const Placed& placed, int64_t offset, int64_t bytes);
   absl::Status FindShared(const std::vector<PayloadSpec>& specs, const ToldPayloads& told,
                           const PayloadMemory& memory, CallStream& stream);
 

@@ -173,6 +173,12 @@ absl::Status RegisteredModule::CheckMicroBatch(uint64_t micro_batch) const {
   return MicroBatchEarly(micro_batch, ledger_.micro_batches());
 }
 
+bool RegisteredModule::FinishesStep() {
+  absl::MutexLock lock(&mutex_);
+  const bool has_gradients = ledger_.micro_batches() > 0;
+  return std::exchange(finishes_step_, has_gradients) && has_gradients;
+}
+
 absl::Status RegisteredModule::CheckWeights(const std::vector<bool>& too) const {
   absl::MutexLock lock(&mutex_);
   if (missing_ == 0) return absl::OkStatus();

@@ -149,6 +149,8 @@ class RegisteredModule {
   absl::Status CheckSequence(std::optional<uint64_t> sequence) const;
   absl::Status CheckChange(uint64_t sequence) const;
   absl::Status CheckMicroBatch(uint64_t micro_batch) const;
+  // Whether it has micro-batches since the last change, and was asked the same before, since then.
+  bool FinishesStep();
   // FAILED_PRECONDITION WEIGHTS_INCOMPLETE, where `too` would be put beside what has been.
   absl::Status CheckWeights(const std::vector<bool>& too = {}) const;
   // The Forward of a token; FAILED_PRECONDITION LEASE_LOST.
@@ -196,6 +198,7 @@ class RegisteredModule {
   int waiting_ ABSL_GUARDED_BY(mutex_) = 0;        // calls
   int early_ ABSL_GUARDED_BY(mutex_) = 0;          // micro-batches among them
   CallLedger ledger_ ABSL_GUARDED_BY(mutex_);
+  bool finishes_step_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t durable_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time save_again_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // not before
   std::vector<bool> put_ ABSL_GUARDED_BY(mutex_);                         // [entries]

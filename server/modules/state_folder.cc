@@ -25,9 +25,11 @@ constexpr int kTriesToOpen = 4;
 constexpr const char* kStateFiles[] = {"commit",        "commit.next", "a.safetensors",
                                        "b.safetensors", "caller",      "lock"};
 
-absl::Status Unavailable(absl::string_view message) {
-  return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kStateUnavailable, message),
-                        kStateRetryDelay);
+// Tells a file that is wrong, or that the disk cannot give any more, from one that may be right.
+absl::Status CannotRead(absl::string_view what, const std::string& name) {
+  const bool is_damage = errno == ELOOP || errno == ENXIO || errno == ENODEV || errno == EIO;
+  if (!is_damage) return StateUnavailable(what, name);
+  return absl::DataLossError(absl::StrCat(name, ": ", std::strerror(errno)));
 }
 
 absl::StatusOr<FileDescriptor> OpenFolder(int root, const std::string& name) {
@@ -37,7 +39,7 @@ absl::StatusOr<FileDescriptor> OpenFolder(int root, const std::string& name) {
     return StateUnavailable("cannot open the folder", name);
   }
   const std::string why = WhyNotPrivate(folder.get());
-  if (!why.empty()) return Unavailable(absl::StrCat("state ", name, ": ", why));
+  if (!why.empty()) return StateUnavailable(absl::StrCat("state ", name, ": ", why));
   return folder;
 }
 
@@ -50,13 +52,12 @@ bool IsStillLock(int folder, int lock) {
          by_name.st_dev == by_descriptor.st_dev;
 }
 
+// DATA_LOSS: it is none of this user's files.
 absl::Status CheckStateFile(int file, const std::string& name, int64_t* size) {
   struct stat of {};
   if (fstat(file, &of) != 0) return StateUnavailable("cannot look at", name);
-  if (!S_ISREG(of.st_mode)) return Unavailable(absl::StrCat("state ", name, ": not a file"));
-  if (of.st_uid != geteuid()) {
-    return Unavailable(absl::StrCat("state ", name, ": another user's"));
-  }
+  if (!S_ISREG(of.st_mode)) return absl::DataLossError(absl::StrCat(name, ": not a file"));
+  if (of.st_uid != geteuid()) return absl::DataLossError(absl::StrCat(name, ": another user's"));
   *size = of.st_size;
   return absl::OkStatus();
 }
@@ -69,7 +70,8 @@ absl::StatusOr<FileDescriptor> LockFolder(int folder, const std::string& name) {
     return StateUnavailable("cannot open the lock of", name);
   }
   int64_t size = 0;
-  RETURN_IF_ERROR(CheckStateFile(lock.get(), absl::StrCat(name, "/lock"), &size));
+  const absl::Status is_file = CheckStateFile(lock.get(), absl::StrCat(name, "/lock"), &size);
+  if (!is_file.ok()) return StateUnavailable(absl::StrCat("state ", is_file.message()));
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("state ", name, ": another attnd of this host uses it"));
@@ -80,9 +82,14 @@ absl::StatusOr<FileDescriptor> LockFolder(int folder, const std::string& name) {
 
 }  // namespace
 
+absl::Status StateUnavailable(absl::string_view message) {
+  return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kStateUnavailable, message),
+                        kStateRetryDelay);
+}
+
 absl::Status StateUnavailable(absl::string_view what, absl::string_view name) {
   const char* why = std::strerror(errno);
-  return Unavailable(absl::StrCat("state: ", what, " ", name, ": ", why));
+  return StateUnavailable(absl::StrCat("state: ", what, " ", name, ": ", why));
 }
 
 std::string WhyNotPrivate(int folder) {
@@ -120,7 +127,7 @@ absl::Status StateFile::Read(int64_t offset, absl::Span<std::byte> bytes) const 
   while (!bytes.empty()) {
     const ssize_t got = pread(file_.get(), bytes.data(), bytes.size(), offset);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return StateUnavailable("cannot read", name_);
+    if (got < 0) return CannotRead("cannot read", name_);
     if (got == 0) return absl::DataLossError(absl::StrCat(name_, ": it is cut off"));
     bytes.remove_prefix(static_cast<size_t>(got));
     offset += got;
@@ -157,7 +164,7 @@ absl::StatusOr<StateFolder> StateFolder::Open(StateDisk& disk, int root, const s
     absl::StatusOr<StateFolder> folder = OpenOld(disk, root, name);
     if (!absl::IsNotFound(folder.status())) return folder;
   }
-  return Unavailable(absl::StrCat("state ", name, ": its folder goes again and again"));
+  return StateUnavailable(absl::StrCat("state ", name, ": its folder goes again and again"));
 }
 
 std::string StateFolder::PathOf(const std::string& file) const {
@@ -167,8 +174,8 @@ std::string StateFolder::PathOf(const std::string& file) const {
 absl::StatusOr<StateFile> StateFolder::Read(const std::string& file) const {
   FileDescriptor descriptor(openat(folder_.get(), file.c_str(), O_RDONLY | kNoSurprise));
   if (!descriptor.valid()) {
-    if (errno == ENOENT) return absl::NotFoundError(PathOf(file));
-    return StateUnavailable("cannot open", PathOf(file));
+    if (errno == ENOENT) return absl::NotFoundError(absl::StrCat(PathOf(file), ": it is missing"));
+    return CannotRead("cannot open", PathOf(file));
   }
   int64_t size = 0;
   RETURN_IF_ERROR(CheckStateFile(descriptor.get(), PathOf(file), &size));

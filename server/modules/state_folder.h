@@ -71,7 +71,7 @@ class StateFolder {
   static absl::StatusOr<StateFolder> OpenOld(StateDisk& disk, int root, const std::string& name);
 
   const std::string& name() const { return name_; }
-  // NOT_FOUND: there is none.
+  // NOT_FOUND: there is none. DATA_LOSS: it is no file of this user's, or cannot be read any more.
   absl::StatusOr<StateFile> Read(const std::string& file) const;
   absl::StatusOr<NewStateFile> Create(const std::string& file) const;
   absl::Status Rename(const std::string& from, const std::string& to) const;
@@ -97,7 +97,8 @@ class StateFolder {
   FileDescriptor folder_, lock_;
 };
 
-// UNAVAILABLE STATE_UNAVAILABLE with errno's text.
+// UNAVAILABLE STATE_UNAVAILABLE; with errno's text.
+absl::Status StateUnavailable(absl::string_view message);
 absl::Status StateUnavailable(absl::string_view what, absl::string_view name);
 // Checks that this process's user owns the folder and others cannot write to it; returns why it is
 // not so. Empty: it is.

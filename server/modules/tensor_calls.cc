@@ -186,9 +186,9 @@ struct ModuleCalls::SentTensors {
 absl::Status ModuleCalls::PutTensors(ModuleCall& call) {
   SentTensors sent;
   RETURN_IF_ERROR(ReadHeader(call.stream, *Put::descriptor(), sent.header));
-  RETURN_IF_ERROR(CheckNotDraining());
-  ASSIGN_OR_RETURN(sent.module, deps_.table.Find(sent.header.token(), call.caller));
   const bool is_gradient = sent.header.has_micro_batch();
+  RETURN_IF_ERROR(is_gradient ? CheckServes(sent.header.token(), call.caller) : CheckNotDraining());
+  ASSIGN_OR_RETURN(sent.module, deps_.table.Find(sent.header.token(), call.caller));
   if (is_gradient) {
     RETURN_IF_ERROR(sent.module->CheckSequence(sent.header.sequence()));
     RETURN_IF_ERROR(sent.module->CheckMicroBatch(sent.header.micro_batch()));

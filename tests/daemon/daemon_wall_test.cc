@@ -222,6 +222,54 @@ TEST_F(Unread, StreamsWithoutAMessageTakeNoPlace) {
   EXPECT_EQ(peers[0]->answers() + peers[1]->answers(), 0);
 }
 
+// One caller fills its share of the memory for tensors, and no more than that.
+TEST(DaemonWall, CountsTensorsOfModuleCallsAsTheirCallers) {
+  constexpr int64_t kCall = 2 * 16 * kModuleWidth * 4;  // x and y of 16 rows
+  ServerOptions options = TestOptions();
+  options.modules.memory = {int64_t{8} << 20, int64_t{8} << 20};
+  options.admission.caller_max_bytes = 2 * kCall;
+  options.token_file = testing::TempDir() + "/two_callers";
+  std::ofstream(options.token_file) << "a 1111111111111111\nb 2222222222222222\n";
+  Daemon daemon(ReferenceDevice(), options);
+  Random random(1);
+  const std::string x = RandomBytes(random, 16 * kModuleWidth);
+  ModuleCaller first(daemon.NewChannel(), "1111111111111111");
+  ModuleCaller second(daemon.NewChannel(), "2222222222222222");
+  std::vector<v1::ModuleForwardHeader> headers;
+  for (ModuleCaller* caller : {&first, &second}) {
+    v1::RegisterModuleResponse registered;
+    v1::PutTensorsResponse put;
+    ASSERT_TRUE(caller->Register(SmallRegistration("m"), registered).ok());
+    const auto bytes = [&](int64_t count) { return RandomBytes(random, count); };
+    ASSERT_TRUE(caller->Put(PutMessages(registered.token(), 0, bytes), put).ok());
+    headers.push_back(ForwardHeader(registered.token(), 1, 16));
+  }
+  v1::ModuleForwardRequest header;
+  *header.mutable_header() = headers[0];
+  header.mutable_header()->add_payload()->set_tensor(kX);
+  header.mutable_header()->mutable_payload(0)->set_bytes(x.size());
+  {
+    auto context = first.NewContext(), more = first.NewContext();
+    const auto stream = first.stub().Forward(context.get());
+    const auto another = first.stub().Forward(more.get());
+    EXPECT_TRUE(stream->Write(header) && another->Write(header));
+    while (daemon.server().staging_used() < 2 * kCall) std::this_thread::yield();
+    const grpc::Status refused = first.Forward(headers[0], {{kX, x}}).status;
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_EQ(ErrorInfoOf(refused).reason(), "TENANT_QUOTA");
+    const auto reply = second.Forward(headers[1], {{kX, x}});
+    EXPECT_TRUE(reply.status.ok()) << reply.status.error_message();
+    context->TryCancel();
+    more->TryCancel();
+    EXPECT_FALSE(stream->Finish().ok() || another->Finish().ok());
+  }
+  grpc::Status status;
+  do {
+    status = first.Forward(headers[0], {{kX, x}}).status;
+  } while (ErrorInfoOf(status).reason() == "TENANT_QUOTA");  // until those have gone
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
 // Two callers whose calls have begun and do not go on.
 TEST(DaemonWall, LeavesPlacesForAThirdCaller) {
   ServerOptions options = TestOptions();

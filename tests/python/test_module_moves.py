@@ -86,7 +86,7 @@ def test_module_goes_on_elsewhere_from_a_snapshot(daemon, rng, how):
                 home = home_of(daemons)
                 daemons.remove(home)
                 daemons.append(home)
-                home.process.send_signal(how)
+                home.pause() if how == signal.SIGSTOP else home.kill()
             if step == 6:
                 again.append(daemons[0].metric(r'attnd_module_calls_total\{[^}]*method="Backward"[^}]*\}'))
         found, _ = run([one.address for one in daemons], xs, dys, weights, end, snapshot_every=2)
@@ -193,13 +193,47 @@ def test_module_moves_to_another_daemon_while_its_own_drains(daemon, rng):
             one.stop()
 
 
+@pytest.mark.parametrize("after", ["a micro-batch", "a forward"])
+def test_a_module_whose_calls_are_not_kept_moves_at_the_end_of_its_step(rng, after):
+    """A daemon that drains serves the step that has begun, since nothing is kept to begin it anew elsewhere. The first
+    backward of a step moves."""
+    _, (x, other), weights = data(rng, 2)
+    daemons, found = [Daemon("--drain_delay", "0", "--drain_timeout", "60") for _ in range(2)], []
+    try:
+        for drains in (False, True):
+            with attnd.connect([one.address for one in daemons], timeout=60) as client:
+                module = attnd.register(small_layout(), client, name="whole", optimizer=attnd.AdamW(), max_rows=64,
+                                        replay_mib=0)
+                module.put(weights)
+                if after == "a micro-batch":
+                    module.backward(x[0], module.forward(x[0], keep=True)[1])
+                _, kept = module.forward(x[1], keep=True)
+                if drains:
+                    home = home_of(daemons)
+                    home.process.send_signal(signal.SIGTERM)
+                    while home.metric("attnd_draining") == 0:
+                        time.sleep(0.01)
+                module.backward(x[1], kept)
+                module.step(lr=0.1)
+                module.backward(other[0], module.forward(other[0], keep=True)[1])
+                module.step(lr=0.1)
+                found.append(module.get())
+                if drains:
+                    assert home.process.wait(60) == 0
+                module.release()
+        check_same(found[1], found[0])
+    finally:
+        for one in daemons:
+            one.stop()
+
+
 def test_a_backward_that_waits_for_another_holds_no_move_up(rng):
-    """The daemon waits for the first one, which it has refused, when it begins to drain."""
+    """The daemon waits for the first one, which it has refused, when it begins to drain. Both come anew elsewhere."""
     _, dys, weights = data(rng, 1)
     daemons = [Daemon("--drain_delay", "0", "--drain_timeout", "60") for _ in range(2)]
     try:
-        with attnd.connect([one.address for one in daemons], timeout=30) as client, ThreadPoolExecutor(1) as threads:
-            module = attnd.register(small_layout(), client, name="held", max_rows=64, replay_mib=0)  # nothing to move it by
+        with attnd.connect([one.address for one in daemons], timeout=10) as client, ThreadPoolExecutor(1) as threads:
+            module = attnd.register(small_layout(), client, name="held", max_rows=64, replay_mib=0)
             module.put(weights)
             home, (_, kept) = home_of(daemons), module.forward(dys[0, 0], keep=True)
             short = ModuleBackward(activations=kept.pointer, dy=dys.ctypes.data, dy_bytes=4)
@@ -211,10 +245,10 @@ def test_a_backward_that_waits_for_another_holds_no_move_up(rng):
             for _ in range(20):  # meanwhile it gets there
                 module.forward(dys[0, 0])
             home.process.send_signal(signal.SIGTERM)
-            with pytest.raises(attnd.Unavailable, match="draining"):
-                while True:
-                    module.forward(dys[0, 0])
-            with pytest.raises(attnd.Unavailable, match="draining"):
+            while home.process.poll() is None:
+                module.forward(dys[0, 0])  # one of these moves it, and the daemon ends
+            assert home.process.returncode == 0 and not waits.done()
+            with pytest.raises(attnd.DeadlineExceeded):
                 waits.result()
     finally:
         for one in daemons:
@@ -239,6 +273,21 @@ def test_state_on_a_disk_outlives_a_crash_and_a_drain(daemon, rng, tmp_path):
         assert durable.metric("attnd_state_recoveries_total") >= 1 and not os.listdir(tmp_path)
     finally:
         durable.stop()
+
+
+def test_states_that_cannot_be_made_are_told_in_one_line_a_minute(tmp_path):
+    folder = tmp_path / "states"
+    folder.mkdir(mode=0o700)
+    one = Daemon("--module_state_dir", str(folder))
+    try:
+        folder.rmdir()
+        with attnd.connect(one.address, timeout=1) as client:
+            for _ in range(2):
+                with pytest.raises(attnd.Unavailable, match="state: cannot make the folder"):
+                    attnd.register(small_layout(), client, name="nowhere", max_rows=64, durability="host")
+        assert one.read_log().count("event=module_state_unavailable") == 1
+    finally:
+        one.stop()
 
 
 def test_disk_is_refused_where_there_is_none(client):
