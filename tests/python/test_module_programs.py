@@ -152,7 +152,7 @@ def multipliers_are_left_out(patch):
 
 
 def unscaled_gradients_are_added_to(patch):
-    def before_backward(self):
+    def before_backward(self, names):
         self.flush()
         self.settle()
         self._norms = None

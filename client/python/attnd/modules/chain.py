@@ -14,8 +14,9 @@ from typing import Any, Dict, List, NoReturn, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
-from ..errors import FailedPrecondition, wrong
+from ..errors import FailedPrecondition, wrong, wrong_type
 from .calls import StackCall, adapt
 from .deferred import Deferred
 from .micro_batches import CutRun, Flow, whole
@@ -195,6 +196,15 @@ def _input_of(kind: str, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -
     return arguments[0] if arguments else keywords.get(_X.get(kind, "hidden_states"))
 
 
+def _check_input(name: str, x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise wrong_type(name, "a tensor", x)
+    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise wrong(name, "numbers of float32, float16 or bfloat16", x.dtype)
+    if x.is_meta or isinstance(x, FakeTensor):
+        raise wrong(name, "a tensor with numbers", "one of the meta device or of a FakeTensorMode")
+
+
 def _is_as_given(x: Deferred) -> bool:
     """Nobody has written it, or put it elsewhere in autograd's graph."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -247,8 +257,11 @@ def advance(forward: LayerForward, stack: RemoteStack, arguments: Tuple[Any, ...
 def call_layers(stack: RemoteStack, layers: Tuple[int, int], arguments: Tuple[Any, ...], keywords: Dict[str, Any],
                 seed: Optional[Seed] = None, is_now: bool = True) -> Any:
     """A call that extends no other."""
+    _check_input("x", _input_of(stack.kind, arguments, keywords))
     call = adapt(stack[layers[0]], stack.described[layers[0]:layers[1]], arguments, keywords)
     x = call.x if call.is_nested else _input_of(stack.kind, arguments, keywords)
+    if call.memory is not None:
+        _check_input("memory", call.memory)
     if x.shape[-1] != stack.described[0].width:
         raise wrong("x", f"{stack.described[0].width} columns", x.shape[-1])
     wants = torch.is_grad_enabled() and (x.requires_grad or stack.trains((0, len(stack)))
