@@ -21,20 +21,13 @@ from .calls import StackCall, adapt
 from .deferred import Deferred
 from .micro_batches import CutRun, Flow, whole
 from .module import Module
-from .remote_call import LayerCall, Part, Run
+from .remote_call import LayerCall, Part, Run, uncompiled
 
-__all__ = ["LayerForward", "advance", "call_layers", "uncompiled"]
+__all__ = ["LayerForward", "advance", "call_layers"]
 
 RemoteStack = Any  # stack.RemoteStack
 
 _X = {"tensor": "input", "encoder": "src", "decoder": "tgt", "attention": "query"}  # a model's: hidden_states
-
-
-def uncompiled(function: Any) -> Any:
-    """As it is, in a function that torch.compile traces: a call of a daemon is nothing to compile."""
-    import torch._dynamo
-    disable: Any = torch._dynamo.disable
-    return disable(function)
 
 
 class Seed:

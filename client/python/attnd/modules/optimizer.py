@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import FailedPrecondition, Unimplemented, brief, wrong, wrong_type
-from .chain import uncompiled
 from .module import SGD, AdamW, StepValues
 from .owning import optimizers, replaced, take_new
 from .parameters import RemoteParameter
+from .remote_call import uncompiled
 from .stack import RemoteStack, stack_of
 from .states import Copies
 

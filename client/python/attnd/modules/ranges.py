@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, List, NoReturn, Sequence, Tuple
 import torch
 from torch import nn
 
-from .chain import uncompiled
+from .remote_call import uncompiled
 from .stack import RemoteStack, part_of
 from .states import after_state_dict, before_state_dict, take_state_dict
 

@@ -15,11 +15,18 @@ from .deferred import Deferred
 from .module import Module
 from .numbers import bits_of, tensor_of
 
-__all__ = ["LayerCall", "Part", "Run"]
+__all__ = ["LayerCall", "Part", "Run", "uncompiled"]
 
 RemoteStack = Any  # stack.RemoteStack
 Pending = Any  # chain.Pending
 Turn = Any  # micro_batches.Turn
+
+
+def uncompiled(function: Any) -> Any:
+    """As it is, in a function that torch.compile traces: a call of a daemon is nothing to compile."""
+    import torch._dynamo
+    disable: Any = torch._dynamo.disable
+    return disable(function)
 
 
 class Run:
@@ -175,18 +182,20 @@ class LayerCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
-        if torch.is_grad_enabled():
-            raise Unimplemented("create_graph: expected False: layers on a daemon have no second derivatives (nor have "
-                                "autograd's hessian, hvp, jvp); leave it out, or keep these layers here",
-                                field="create_graph")
-        dy, = outer
-        if torch._C._dispatch_keys(dy).has("Batched"):
-            raise Unimplemented("backward: expected one gradient of the output at a time, got several at once "
-                                "(is_grads_batched=True, vectorize=True): call it in a loop", field="transform")
-        with ctx.part.stack._lock:
-            return ctx.part.backward(dy)
+        return (uncompiled(_backward) if torch.compiler.is_dynamo_compiling() else _backward)(ctx.part, *outer)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise Unimplemented("forward_ad: expected no dual tensors: layers on a daemon have derivatives by backward() alone",
                             field="forward_ad")
+
+
+def _backward(part: Part, dy: Tensor) -> Tuple[Any, ...]:
+    if torch.is_grad_enabled():
+        raise Unimplemented("create_graph: expected False: layers on a daemon have no second derivatives (nor have "
+                            "autograd's hessian, hvp, jvp); leave it out, or keep these layers here", field="create_graph")
+    if torch._C._dispatch_keys(dy).has("Batched"):
+        raise Unimplemented("backward: expected one gradient of the output at a time, got several at once "
+                            "(is_grads_batched=True, vectorize=True): call it in a loop", field="transform")
+    with part.stack._lock:
+        return part.backward(dy)

@@ -21,7 +21,7 @@ from .._transfer import send
 from ..client import Client
 from ..errors import AttndError, FailedPrecondition, ResourceExhausted, Unimplemented, wrong
 from .calls import StackCall, adapt
-from .chain import LayerForward, call_layers, same, uncompiled
+from .chain import LayerForward, call_layers, same
 from .describe import describe
 from .group import GroupModule, Ranks
 from .layers import Described, Variant, refuse
@@ -33,6 +33,7 @@ from .numbers import digest, host, own
 from .owning import Owning, optimizers
 from .parameters import GradientState, RemoteParameter, stack_of
 from .parts import Parts
+from .remote_call import uncompiled
 from .replicas import ReplicaModule, Replicas
 from .states import Copies, add_inner_hooks, add_stack_hooks, drop_inner_hooks
 from .stepping import Sent, Stepping
