@@ -147,6 +147,41 @@ def test_a_step_of_training_is_compiled_around_the_layers():
     same(*nets)
 
 
+WRITES = {"mul": lambda h: h.mul_(2), "out": lambda h: torch.add(h, 1, out=h), "add": lambda h: h.__iadd__(1),
+          "view": lambda h: h.view(-1).zero_(), "item": lambda h: h.__setitem__(0, 1.0),
+          "numpy": lambda h: h.numpy().fill(0), "data": lambda h: h.data.zero_()}
+
+
+@MODES
+@pytest.mark.parametrize("name", WRITES)
+def test_an_output_that_is_written_after_another_layer_got_it_changes_nothing_there(name, mode):
+    seen = []
+    for net in pair(mode):
+        with torch.no_grad():
+            first = net.layers[0](torch.ones(2, 16))
+            second = net.layers[1](first)
+            WRITES[name](first)
+            seen.append((first.clone(), second.clone()))
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_view_that_is_written_after_another_layer_got_what_it_is_of_is_refused():
+    _, there = pair()
+    with torch.no_grad():
+        first = there.layers[0](torch.ones(2, 16))
+        view = first.view(-1)
+        second = there.layers[1](first)
+        view.zero_()
+        with pytest.raises(attnd.FailedPrecondition, match="changed in place"):
+            second.clone()
+
+
+def test_an_output_keeps_its_shape():
+    _, there = pair()
+    with torch.no_grad(), pytest.raises(attnd.Unimplemented, match=r"transpose_: expected x = x.transpose\(...\)"):
+        there.layers[0](torch.ones(2, 3, 16)).transpose_(0, 1)
+
+
 # ---- Derivatives.
 
 def penalty(layer, x):

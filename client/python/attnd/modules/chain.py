@@ -59,8 +59,8 @@ class Pending:
     """A call of layers [first, end), as forward knows it. Its output has it, and so have calls that extend it until they are
     done."""
 
-    __slots__ = ("part", "chain", "seed", "drops", "before", "x", "value", "is_now", "is_kept", "is_used", "node", "output",
-                 "error", "__weakref__")
+    __slots__ = ("part", "chain", "seed", "drops", "before", "following", "x", "value", "is_now", "is_kept", "is_used",
+                 "node", "output", "error", "__weakref__")
 
     def __init__(self, chain: Chain, layers: Tuple[int, int], seed: Seed, drops: bool, before: Optional[Pending],
                  x: Optional[Tensor], is_now: bool = False) -> None:
@@ -69,6 +69,9 @@ class Pending:
         self.chain: Any = chain  # until it is done
         self.seed, self.drops = seed, drops
         self.before, self.x = before, x  # the call that it extends, or what it reads
+        self.following: Any = lambda: None  # weak reference to the one that extends it
+        if before is not None:
+            before.following = weakref.ref(self)
         self.value: Union[None, Flow, Tensor] = None
         self.is_now = is_now
         self.is_kept = False  # is wanted, or will be
@@ -81,6 +84,12 @@ class Pending:
         if not isinstance(self.value, Tensor):
             self.value = whole(self.compute())
         return self.value
+
+    def before_write(self) -> None:
+        """The output may be written in place from now on: the call that reads it as it is now is computed before."""
+        following = self.following()
+        if following is not None and following.part.run is None:
+            following.result()
 
     def compute(self) -> Union[Flow, Tensor]:
         """Runs it and all that it extends."""
@@ -111,7 +120,8 @@ class Pending:
 def _run(calls: List[Pending]) -> Union[Flow, Tensor]:
     first, last = calls[0], calls[-1]
     chain, stack = first.chain, first.chain.stack
-    if _versions(chain.arguments, chain.keywords) != chain.read:
+    given = None if first.before is None else first.before.output()
+    if _versions(chain.arguments, chain.keywords) != chain.read or _versions((given,), {}) not in ((), (0,)):
         raise FailedPrecondition("layers: expected inputs as they were in the call, got one that was changed in place "
                                  "before its output was looked at; change a copy of it")
     x: Any = first.x if first.before is None else first.before.value
