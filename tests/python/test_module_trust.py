@@ -2,6 +2,7 @@
 import copy
 import weakref
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -174,6 +175,16 @@ def test_a_view_that_is_written_after_another_layer_got_what_it_is_of_is_refused
         view.zero_()
         with pytest.raises(attnd.FailedPrecondition, match="changed in place"):
             second.clone()
+
+
+@MODES
+def test_an_input_in_numpys_memory_may_be_written_after_the_call(mode):
+    here, there = pair(mode)
+    memory = np.ones((2, 16), np.float32)
+    with torch.no_grad():
+        y = there.layers[0](torch.from_numpy(memory))
+        memory[:] = 0
+        torch.testing.assert_close(y.clone(), here.layers[0](torch.ones(2, 16)), rtol=1e-5, atol=1e-5)
 
 
 def test_an_output_keeps_its_shape():

@@ -271,7 +271,10 @@ def call_layers(stack: RemoteStack, layers: Tuple[int, int], arguments: Tuple[An
                                          or (call.memory is not None and call.memory.requires_grad))
     module, versions = stack.begin(call, wants)
     chain = Chain(stack, layers[0], module, versions, call, arguments, keywords)
-    return _call(stack, Pending(chain, layers, seed or Seed(), stack.drops(layers), None, x, is_now or call.is_nested), x)
+    is_now = is_now or call.is_nested
+    # Memory of NumPy's, or of another process, can be written without a trace before the call is computed.
+    kept = x if is_now or isinstance(x, Deferred) or x.untyped_storage().resizable() else x.detach().clone()
+    return _call(stack, Pending(chain, layers, seed or Seed(), stack.drops(layers), None, kept, is_now), x)
 
 
 def _call(stack: RemoteStack, pending: Pending, x: Tensor) -> Any:
