@@ -179,8 +179,10 @@ def only_rates_are_looked_at_again(patch):
 def groups_are_copied(patch):
     def change(real, self, inner):
         real(self, inner)
-        self.param_groups = [dict(group) for group in self.param_groups]
+        self.copied = [dict(group) for group in inner.param_groups]
     around(patch, RemoteOptimizer, "__init__", change)
+    patch.setattr(RemoteOptimizer, "param_groups", property(
+        lambda self: getattr(self, "copied", self._inner.param_groups), lambda self, value: setattr(self, "copied", value)))
 
 
 @mistake("change_gradients")

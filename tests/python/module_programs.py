@@ -21,9 +21,9 @@ REFUSALS = (attnd.Unimplemented, attnd.FailedPrecondition, attnd.InvalidArgument
 TOLERANCE = 1e-3  # lr is 1e-2
 MOST = 30.0  # of weights that are finite
 
-# PyTorch's own: .grad of None, a scaler without gradients, the state of an optimizer with other groups, second derivatives,
+# PyTorch's own: .grad of None, a scaler without gradients, the state of an optimizer with other groups,
 # gradients of parameters of layers that were left out, groups that a schedule does not know, amsgrad that is switched on
-OF_PYTORCH = ("NoneType", "No inf checks", "doesn't match the size", "once_differentiable", "to not have been used",
+OF_PYTORCH = ("NoneType", "No inf checks", "doesn't match the size", "to not have been used",
               "initial_lr", "swa_lr", "zip() argument 2 is shorter", "max_exp_avg_sq")
 
 # Actions of several parts, of which the last may be refused.
@@ -137,13 +137,14 @@ def run(seed, optimizer="server", trace=None, restart=lambda: None):
             return None  # one of its steps may have been done
         else:
             there.seen = None
-            undo(here, there)
+            changed = undo(here, there)
+            if changed:
+                return f"seed {seed}, {optimizer}: {name} was refused ({refusal}), and has changed {changed[:4]}"
         x = look if looks else None
         try:
             found = differences(here, there, x)
         except REFUSALS:  # gradients wait, and the look needs the module anew
-            undo(here, there)
-            found = differences(here, there, x)
+            found = undo(here, there) or differences(here, there, x)
         if any(MOST < float(p.abs().max()) < math.inf for p in here.net.parameters()):
             return None  # the training diverges: what rounding makes of it grows as fast
         if found:
@@ -153,12 +154,17 @@ def run(seed, optimizer="server", trace=None, restart=lambda: None):
 
 
 def undo(here, there):
-    """A refused action may have got half way: what is not on the daemon is made alike again, gradients are forgotten."""
+    """A refused action may have got half way: what is beside the layers is made alike again, gradients are forgotten. Lists
+    the layers' weights that it has changed here."""
     names = [name for name, p in there.net.named_parameters() if not p.is_meta]
-    state = here.net.state_dict()
+    state, changed = here.net.state_dict(), []
     with torch.no_grad():
         for name in names:
-            there.net.get_parameter(name).copy_(state[name])
+            found = there.net.get_parameter(name)
+            if not name.startswith("layers."):
+                found.copy_(state[name])
+            elif not alike(found, state[name], rtol=1e-3, atol=TOLERANCE):
+                changed.append(name)
     for name, p in here.net.named_parameters():
         q = there.net.get_parameter(name)
         if q.requires_grad != p.requires_grad:
@@ -166,3 +172,4 @@ def undo(here, there):
     for twin in (here, there):
         for one in [twin.net, *twin.optimizers]:
             one.zero_grad()
+    return changed

@@ -55,6 +55,15 @@ def test_more_random_programs_do_what_pytorch_does_or_raise(mode, restart):
     check(mode, range(10, 2010 if mode == "server" else 510), restart)
 
 
+def test_a_refused_action_that_has_changed_weights_is_found(monkeypatch, restart):
+    def act(twin):
+        with torch.no_grad():
+            twin.net.get_parameter("layers.0.0.weight").add_(1.0)
+        raise attnd.Unimplemented("planted")
+    monkeypatch.setattr(module_programs, "ACTIONS", {"planted": (lambda draw: act, 1)})
+    assert "has changed ['layers.0.0.weight']" in module_programs.run(0, "local", restart=restart)
+
+
 def zero_is_none(patch):
     real = parameters.GradientState.scale
     patch.setattr(parameters.GradientState, "scale", lambda self, factor: real(self, factor or 1.0))
@@ -152,7 +161,7 @@ def multipliers_are_left_out(patch):
 
 
 def unscaled_gradients_are_added_to(patch):
-    def before_backward(self):
+    def before_backward(self, names):
         self.flush()
         self.settle()
         self._norms = None

@@ -184,6 +184,8 @@ def _masked(call: StackCall, mask: Optional[Tensor], padding: Optional[Tensor], 
     seen = _hidden("mask", mask).logical_not()
     if seen.shape == (length, length) and torch.equal(seen, _diagonal(length, None, seen.device)):
         return _with_keys(call._replace(causal=True), keys)
+    if is_causal and keys is None:
+        raise wrong("is_causal", "False beside a mask that is not causal: PyTorch takes the one or the other", True)
     shaped = seen.reshape(1 if seen.dim() == 2 else batch, -1 if seen.dim() == 3 else 1, length, length)
     return call._replace(mask=shaped if keys is None else shaped & keys)
 

@@ -14,26 +14,20 @@ from typing import Any, Dict, List, NoReturn, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
-from ..errors import FailedPrecondition, wrong
+from ..errors import FailedPrecondition, wrong, wrong_type
 from .calls import StackCall, adapt
 from .deferred import Deferred
 from .micro_batches import CutRun, Flow, whole
 from .module import Module
-from .remote_call import LayerCall, Part, Run
+from .remote_call import LayerCall, Part, Run, uncompiled
 
-__all__ = ["LayerForward", "advance", "call_layers", "uncompiled"]
+__all__ = ["LayerForward", "advance", "call_layers"]
 
 RemoteStack = Any  # stack.RemoteStack
 
 _X = {"tensor": "input", "encoder": "src", "decoder": "tgt", "attention": "query"}  # a model's: hidden_states
-
-
-def uncompiled(function: Any) -> Any:
-    """As it is, in a function that torch.compile traces: a call of a daemon is nothing to compile."""
-    import torch._dynamo
-    disable: Any = torch._dynamo.disable
-    return disable(function)
 
 
 class Seed:
@@ -65,8 +59,8 @@ class Pending:
     """A call of layers [first, end), as forward knows it. Its output has it, and so have calls that extend it until they are
     done."""
 
-    __slots__ = ("part", "chain", "seed", "drops", "before", "x", "value", "is_now", "is_kept", "is_used", "node", "output",
-                 "error", "__weakref__")
+    __slots__ = ("part", "chain", "seed", "drops", "before", "following", "x", "value", "is_now", "is_kept", "is_used",
+                 "node", "output", "error", "__weakref__")
 
     def __init__(self, chain: Chain, layers: Tuple[int, int], seed: Seed, drops: bool, before: Optional[Pending],
                  x: Optional[Tensor], is_now: bool = False) -> None:
@@ -75,6 +69,9 @@ class Pending:
         self.chain: Any = chain  # until it is done
         self.seed, self.drops = seed, drops
         self.before, self.x = before, x  # the call that it extends, or what it reads
+        self.following: Any = lambda: None  # weak reference to the one that extends it
+        if before is not None:
+            before.following = weakref.ref(self)
         self.value: Union[None, Flow, Tensor] = None
         self.is_now = is_now
         self.is_kept = False  # is wanted, or will be
@@ -87,6 +84,12 @@ class Pending:
         if not isinstance(self.value, Tensor):
             self.value = whole(self.compute())
         return self.value
+
+    def before_write(self) -> None:
+        """The output may be written in place from now on: the call that reads it as it is now is computed before."""
+        following = self.following()
+        if following is not None and following.part.run is None:
+            following.result()
 
     def compute(self) -> Union[Flow, Tensor]:
         """Runs it and all that it extends."""
@@ -117,7 +120,8 @@ class Pending:
 def _run(calls: List[Pending]) -> Union[Flow, Tensor]:
     first, last = calls[0], calls[-1]
     chain, stack = first.chain, first.chain.stack
-    if _versions(chain.arguments, chain.keywords) != chain.read:
+    given = None if first.before is None else first.before.output()
+    if _versions(chain.arguments, chain.keywords) != chain.read or _versions((given,), {}) not in ((), (0,)):
         raise FailedPrecondition("layers: expected inputs as they were in the call, got one that was changed in place "
                                  "before its output was looked at; change a copy of it")
     x: Any = first.x if first.before is None else first.before.value
@@ -195,6 +199,15 @@ def _input_of(kind: str, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -
     return arguments[0] if arguments else keywords.get(_X.get(kind, "hidden_states"))
 
 
+def _check_input(name: str, x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise wrong_type(name, "a tensor", x)
+    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise wrong(name, "numbers of float32, float16 or bfloat16", x.dtype)
+    if x.is_meta or isinstance(x, FakeTensor):
+        raise wrong(name, "a tensor with numbers", "one of the meta device or of a FakeTensorMode")
+
+
 def _is_as_given(x: Deferred) -> bool:
     """Nobody has written it, or put it elsewhere in autograd's graph."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -247,15 +260,21 @@ def advance(forward: LayerForward, stack: RemoteStack, arguments: Tuple[Any, ...
 def call_layers(stack: RemoteStack, layers: Tuple[int, int], arguments: Tuple[Any, ...], keywords: Dict[str, Any],
                 seed: Optional[Seed] = None, is_now: bool = True) -> Any:
     """A call that extends no other."""
+    _check_input("x", _input_of(stack.kind, arguments, keywords))
     call = adapt(stack[layers[0]], stack.described[layers[0]:layers[1]], arguments, keywords)
     x = call.x if call.is_nested else _input_of(stack.kind, arguments, keywords)
+    if call.memory is not None:
+        _check_input("memory", call.memory)
     if x.shape[-1] != stack.described[0].width:
         raise wrong("x", f"{stack.described[0].width} columns", x.shape[-1])
     wants = torch.is_grad_enabled() and (x.requires_grad or stack.trains((0, len(stack)))
                                          or (call.memory is not None and call.memory.requires_grad))
     module, versions = stack.begin(call, wants)
     chain = Chain(stack, layers[0], module, versions, call, arguments, keywords)
-    return _call(stack, Pending(chain, layers, seed or Seed(), stack.drops(layers), None, x, is_now or call.is_nested), x)
+    is_now = is_now or call.is_nested
+    # Memory of NumPy's, or of another process, can be written without a trace before the call is computed.
+    kept = x if is_now or isinstance(x, Deferred) or x.untyped_storage().resizable() else x.detach().clone()
+    return _call(stack, Pending(chain, layers, seed or Seed(), stack.drops(layers), None, kept, is_now), x)
 
 
 def _call(stack: RemoteStack, pending: Pending, x: Tensor) -> Any:

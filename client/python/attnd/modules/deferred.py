@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ..errors import Unimplemented
 from .parameters import called
 
 __all__ = ["Deferred", "Lazy"]
@@ -25,7 +26,7 @@ _OF_GRADIENT = frozenset("""
 
 
 class Lazy(Tensor):
-    _pending: Any  # its `result` gives the numbers; is_kept: somebody else will ask for them
+    _pending: Any  # result: gives the numbers; before_write: others may change them; is_kept: somebody will ask for them
 
     __hash__ = Tensor.__hash__
 
@@ -57,6 +58,12 @@ class Lazy(Tensor):
     def __torch_dispatch__(cls, function: Any, types: Any, arguments: Sequence[Any] = (),
                            keywords: Optional[Dict[str, Any]] = None) -> Any:
         of: Dict[int, Lazy] = {}
+        name, schema = function.overloadpacket.__name__, function._schema
+        if torch.Tag.inplace_view in function.tags and name != "detach_":
+            raise Unimplemented(f"{name}: expected x = x.{name[:-1]}(...) for a layer's output on a daemon, which keeps "
+                                "its shape", field="x")
+        if schema.is_mutable or any(given.alias_info is not None for given in schema.returns):
+            tree_map(lambda given: isinstance(given, Lazy) and given._pending.before_write(), [arguments, keywords])
 
         def number(value: Any) -> Any:
             if not isinstance(value, Lazy):

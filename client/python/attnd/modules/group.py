@@ -24,7 +24,7 @@ from .._arrays import Array, ArrayLike
 from ..client import Client
 from ..errors import FailedPrecondition
 from .module import GradientNorms, Module, ParameterStep, Registration, StepResult, StepValues
-from .parameters import stack_of
+from .parameters import asked_by, stack_of
 
 __all__ = ["PATIENCE", "GroupModule", "Ranks", "described", "mark_for_ddp", "patient"]
 
@@ -227,7 +227,7 @@ class _Ignored:
             found = stack_of(parameter)
             if found is None:
                 continue
-            if found[0].ranks is None:
+            if found[0].ranks is None and asked_by("torch.nn.parallel"):
                 layers = name.removesuffix(found[1]).rstrip(".") or "the model"
                 raise TypeError(f"DistributedDataParallel: {layers} was offloaded for one process, and the ranks' weights "
                                 "would drift apart: give attnd.torch.offload(..., group=torch.distributed.group.WORLD), "

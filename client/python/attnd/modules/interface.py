@@ -63,7 +63,8 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
     def options_of(server: str, name: Optional[str]) -> StackOptions:
         element = check_precision(precision or torch_connections.precision(server)) or "f32"
         return StackOptions(optimizer == "server", not several, name, element, max_rows, kept_rows, durability, replay_mib,
-                            snapshot_every, timeout, micro_batches)
+                            snapshot_every, timeout, micro_batches,
+                            several and isinstance(layers, torch.nn.Sequential))
     _checks.integer("micro_batches", micro_batches, 1, 1 << 16)
     if micro_batches > 1 and (group is not None or optimizer == "local"):
         raise wrong("micro_batches", "1 with a group, whose ranks keep daemons busy, and with optimizer=\"local\"",

@@ -57,25 +57,32 @@ class Maker:
 
     def parameter(self, name: str) -> int:
         whole = self.prefix + name
-        tensor = self.module.get_parameter(whole)
+        tensor = self._tensor(whole)
+        assert tensor is not None
         self.names.append(whole)
         return self.block.parameter(whole, *tensor.shape)
 
+    def _tensor(self, whole: str) -> Optional[nn.Parameter]:
+        owner, _, last = whole.rpartition(".")
+        tensor = getattr(self.module.get_submodule(owner), last)
+        if tensor is not None and not isinstance(tensor, nn.Parameter):
+            refuse(self.module, f"{whole} is computed from other parameters, as by weight_norm or pruning: make it "
+                                "a parameter (remove_weight_norm, remove_spectral_norm, prune.remove)")
+        return tensor
+
     def rows(self, name: str, counts: Tuple[int, ...]) -> Tuple[Optional[int], ...]:
         """A parameter cut into parts of so many rows, in order; Nones where the module has none."""
-        owner, _, last = (self.prefix + name).rpartition(".")
-        tensor = getattr(self.module.get_submodule(owner), last)
+        whole = self.prefix + name
+        tensor = self._tensor(whole)
         if tensor is None:
             return (None,) * len(counts)
-        self.names += [self.prefix + name] * len(counts)
-        whole = self.prefix + name
+        self.names += [whole] * len(counts)
         return tuple(self.block.parameter(whole if len(counts) == 1 else f"{whole}.{part}", rows, *tensor.shape[1:])
                      for part, rows in enumerate(counts))
 
     def maybe(self, name: str) -> Optional[int]:
         """None where the module has no such parameter."""
-        owner, _, last = (self.prefix + name).rpartition(".")
-        return None if getattr(self.module.get_submodule(owner), last) is None else self.parameter(name)
+        return None if self._tensor(self.prefix + name) is None else self.parameter(name)
 
     def linear(self, value: int, name: str, *, transposed: bool = False) -> int:
         """name: "": of what has the maker's prefix."""
@@ -232,11 +239,11 @@ def _sequential(make: Maker, module: nn.Module, variant: Variant) -> Described:
     return Described(make.block, tuple(make.names), "tensor", width)
 
 
-def _flat(prefix: str, module: nn.Module) -> Any:
+def _flat(prefix: str, module: Optional[nn.Module]) -> Any:
     if not isinstance(module, nn.Sequential):
         yield prefix, module
         return
-    for name, child in module.named_children():
+    for name, child in module._modules.items():  # also one that is there twice
         yield from _flat(f"{prefix}{name}.", child)
 
 

@@ -136,6 +136,9 @@ class Flow:
         assert made is not None
         return made
 
+    def before_write(self) -> None:
+        self.result()
+
     def result(self) -> Tensor:
         """The whole tensor, in its caller's dimensions."""
         if self._whole is None:

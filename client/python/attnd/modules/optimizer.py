@@ -8,17 +8,19 @@ torch.nn.utils.clip_grad_norm_ and torch.amp.GradScaler see remote gradients (pa
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, MutableMapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..errors import FailedPrecondition, brief, wrong, wrong_type
+from ..errors import FailedPrecondition, Unimplemented, brief, wrong, wrong_type
 from .module import SGD, AdamW, StepValues
 from .owning import optimizers, replaced, take_new
 from .parameters import RemoteParameter
+from .remote_call import uncompiled
 from .stack import RemoteStack, stack_of
+from .states import Copies
 
 __all__ = ["RemoteOptimizer", "clip_grad_norm_"]
 
@@ -29,11 +31,54 @@ _MOST_GROUPS = 64
 _KINDS = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
 
 
+class State(MutableMapping[Any, Any]):
+    """RemoteOptimizer.state: the inner optimizer's of parameters here. It tells which parameters on daemons have one, and
+    refuses to give it."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self._inner = inner
+
+    def __getitem__(self, parameter: Any) -> Any:
+        return self._here(parameter)[parameter]
+
+    def __setitem__(self, parameter: Any, value: Any) -> None:
+        self._here(parameter)[parameter] = value
+
+    def __delitem__(self, parameter: Any) -> None:
+        del self._here(parameter)[parameter]
+
+    def __contains__(self, parameter: Any) -> bool:
+        found = stack_of(parameter)
+        return parameter in self._inner.state if found is None else bool(found[0].steps.get(found[1]))
+
+    def __iter__(self) -> Iterator[Any]:
+        there = [parameter for group in self._inner.param_groups for parameter in group["params"]
+                 if stack_of(parameter) is not None and parameter in self]
+        return iter([*self._inner.state, *there])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def clear(self) -> None:
+        for parameter in self:
+            self._here(parameter)
+        self._inner.state.clear()
+
+    def _here(self, parameter: Any) -> Any:
+        found = stack_of(parameter)
+        if found is not None:
+            raise Unimplemented(f"state: what the optimizer has of {found[1]} is on a daemon: optimizer.state_dict() copies "
+                                "it, and load_state_dict() writes it, or forgets it where \"state\" is empty",
+                                field="state")
+        return self._inner.state
+
+
 class RemoteOptimizer(torch.optim.Optimizer):
     """Made by attnd.torch.optimizer."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self.__dict__.update({name: value for name, value in inner.__dict__.items() if name != "step"})  # hooks and groups
+        self.__dict__.update({name: value for name, value in inner.__dict__.items()  # its hooks, too
+                              if name not in ("step", "state", "param_groups")})
         self._inner, self._kind = inner, type(inner)
         if self._kind not in _KINDS:
             raise TypeError(f"optimizer: expected torch.optim.AdamW, Adam or SGD, got {self._kind.__name__}; with "
@@ -45,7 +90,26 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._step_supports_amp_scaling = True
         mine: Any = inner
         mine.state_dict, mine.load_state_dict = self.state_dict, self.load_state_dict  # its own know nothing of daemons
+        self._copies = Copies()
         optimizers.add(self)
+
+    @property
+    def param_groups(self) -> Any:
+        return self._inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, value: Any) -> None:
+        self._inner.param_groups = value
+
+    @property
+    def state(self) -> Any:
+        return State(self._inner)
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        for parameter in self.state:
+            self.state[parameter]  # raises, where it is on a daemon
+        self._inner.state = value
 
     @property
     def stacks(self) -> List[RemoteStack]:
@@ -59,6 +123,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return max(specs or [_spec_of(self._kind, self.defaults)], key=lambda spec: len(spec.moments))
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return uncompiled(self._step)(closure)
+        return self._step(closure)
+
+    def _step(self, closure: Optional[Callable[[], Any]]) -> Any:
         self._hear()
         loss = None
         if closure is not None:
@@ -75,9 +144,12 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        (uncompiled(self._zero_grad) if torch.compiler.is_dynamo_compiling() else self._zero_grad)(set_to_none)
+
+    def _zero_grad(self, set_to_none: bool) -> None:
         self._hear()
         for parameter in self._listed():
-            if isinstance(parameter, RemoteParameter) and parameter.owner is None:
+            if isinstance(parameter, RemoteParameter) and stack_of(parameter) is None:
                 parameter.grad = None
         with self._hidden():
             type(self._inner).zero_grad(self._inner, set_to_none)
@@ -103,11 +175,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
         is_sgd = self._kind is torch.optim.SGD
         words = {kind: word for word, kind in _MOMENTS.items() if (word == "momentum_buffer") == is_sgd}
         held = {words[kind]: tensor.to(parameter.dtype) for kind, tensor in moments.items() if kind in words}
-        self.state[parameter] = held if is_sgd else {"step": torch.tensor(float(step)), **held}
+        self._inner.state[parameter] = held if is_sgd else {"step": torch.tensor(float(step)), **held}
 
     def adopt(self, stack: RemoteStack) -> None:
         """The stack has taken parameters: what the optimizer has of them goes with them."""
-        found = [(parameter, stack_of(parameter)) for parameter in self._listed() if parameter in self.state]
+        found = [(parameter, stack_of(parameter)) for parameter in self._listed() if parameter in self._inner.state]
         names = [at[1] for _, at in found if at is not None and at[0] is stack]
         if names:
             self._claim([(stack, names)], self._held_here())
@@ -132,6 +204,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
             entry: Dict[str, Any] = {names[kind]: tensors[found[1]] for kind, tensors in held[id(found[0])].items()
                                      if found[1] in tensors and kind in names}
             state[number] = entry if is_sgd else {"step": torch.tensor(float(step)), **entry}
+            for word, tensor in state[number].items():
+                self._copies.add(f"{word} of {found[1]}", tensor)
         made = {**packed, "state": dict(sorted(state.items()))}
         for after in self._optimizer_state_dict_post_hooks.values():
             made = after(self, made) or made
@@ -139,6 +213,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Loads a state of this class, or of the optimizer alone over a model that was never offloaded."""
+        self._copies = Copies()
         self._hear()
         take_new(self._listed())
         for before in self._optimizer_load_state_dict_pre_hooks.values():
@@ -150,11 +225,10 @@ class RemoteOptimizer(torch.optim.Optimizer):
         try:
             with self._unhooked():
                 type(self._inner).load_state_dict(self._inner, {**state_dict, "state": local})
-            self.param_groups, self.state = self._inner.param_groups, self._inner.state
             self._check_groups()
             self._claim(self._names(self.param_groups), remote, is_whole=True)
         except BaseException:
-            self.param_groups, self.state = self._inner.param_groups, self._inner.state = was
+            self._inner.param_groups, self._inner.state = was
             raise
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
@@ -169,6 +243,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         raise TypeError("copy.deepcopy: expected the optimizer's state_dict(), since parts of its state are on a daemon")
 
     def _hear(self) -> None:
+        self._copies.check()
+        self._copies.let_go()
         for stack in self.stacks:
             stack.hear(self)
 
@@ -201,7 +277,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 stack.put_moments(moments, steps, checked)
         for parameter in self._listed():
             if id(parameter) in state and not is_whole:
-                self.state.pop(parameter)
+                self._inner.state.pop(parameter)
 
     def _steps(self) -> List[Tuple[RemoteStack, Dict[str, Tuple[StepValues, float]]]]:
         """Lists each parameter's step, and what its gradient is multiplied by."""
@@ -222,8 +298,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def _held_here(self) -> Dict[int, Dict[str, Any]]:
         """The state that the optimizer had of these parameters before they were offloaded, by their ids."""
-        remote = {id(parameter): self.state[parameter] for parameter in self._listed()
-                  if stack_of(parameter) is not None and parameter in self.state}
+        held = self._inner.state
+        remote = {id(parameter): held[parameter] for parameter in self._listed()
+                  if stack_of(parameter) is not None and parameter in held}
         for value in remote.values():
             if any(isinstance(tensor, Tensor) and tensor.is_meta for tensor in value.values()):
                 raise FailedPrecondition("optimizer: expected load_state_dict of attnd.torch.optimizer(...), which knows "

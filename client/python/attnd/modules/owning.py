@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.utils.weak
@@ -30,6 +30,7 @@ class Owning:
 
     steps: Dict[str, int]
     ranks: Any
+    owned: Dict[str, Tuple[Any, str]]
     _lock: threading.RLock
     _module: Optional[Module]
     _held: List[Module]
@@ -52,7 +53,6 @@ class Owning:
     def take(self, cached: Dict[str, nn.Parameter]) -> bool:
         """Those that are still here. Whether there are any."""
         mine: Any = self
-        held: List[nn.Parameter] = []
         swap: Any = torch.utils.swap_tensors
         here = {name: tensor for name, tensor in cached.items()
                 if not (isinstance(tensor, RemoteParameter) and stack_of(tensor) == (self, name))}
@@ -64,6 +64,7 @@ class Owning:
                 raise TypeError(f"offload: {name} is a meta tensor, without numbers: load its weights before")
             if tensor.grad is not None:
                 raise FailedPrecondition(f"offload: {name} has a gradient, which would stay here: call zero_grad() before")
+        _refuse_other_owners(mine, _held(here.values()))
         if here and self._module is not None:
             mine._refuse_live("offload", besides=here)
         swapped = {name for name, tensor in here.items() if self._cached.get(name) is tensor}  # torch.utils.swap_tensors
@@ -78,16 +79,13 @@ class Owning:
                 old.had_gradient = name in had_gradients
             owner, _, last = name.rpartition(".")
             meta = RemoteParameter(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), tensor.requires_grad)
-            meta.owner = weakref.ref(self), name
+            meta.owner = self.owned[name] = weakref.ref(self), name
             try:
                 swap(tensor, meta)  # so that it is the same object for optimizers and other owners
-            except RuntimeError:  # something in C++, or a weak reference, holds it
-                held.append(tensor)
+            except RuntimeError:  # see _held
                 mine.get_submodule(owner)._parameters[last] = meta
                 replaced[tensor] = weakref.ref(meta)
                 cached[name] = meta
-        if held:
-            _refuse_other_owners(self, held)
         if self._module is None:
             self._weights.update(taken)
         elif taken:
@@ -120,9 +118,10 @@ class Owning:
         for name, old in self._cached.items():
             if name not in names and isinstance(old, RemoteParameter):
                 self._let_go(name, old, weights, moments)
+        self.owned.clear()
         for name in names.values():
             remote: Any = cached[name]
-            remote.owner = weakref.ref(self), name
+            remote.owner = self.owned[name] = weakref.ref(self), name
         for state in self._grads.values():
             state.tensor = None  # which has the old name
 
@@ -158,11 +157,25 @@ def take_new(parameters: Iterable[Any]) -> None:
             stack.refresh()
 
 
+def _held(tensors: Iterable[nn.Parameter]) -> List[nn.Parameter]:
+    """Those that cannot be changed in place, since something in C++, or a weak reference, holds them."""
+    found, other = [], nn.Parameter(torch.empty(0))
+    swap: Any = torch.utils.swap_tensors
+    for tensor in tensors:
+        try:
+            swap(tensor, other)
+        except RuntimeError:
+            found.append(tensor)
+        else:
+            swap(tensor, other)  # back
+    return found
+
+
 def _refuse_other_owners(stack: Any, held: Sequence[nn.Parameter]) -> None:
-    """Refuses parameters that could not be changed in place: a module outside would keep the old ones."""
-    wanted = {id(tensor) for tensor in held}
-    for found in gc.get_objects():
-        if issubclass(type(found), nn.Module) and "_parameters" in vars(found):
+    """Refuses parameters that cannot be changed in place: a module outside would keep the old ones."""
+    wanted, inside = {id(tensor) for tensor in held}, set(map(id, stack.modules()))
+    for found in gc.get_objects() if held else ():
+        if issubclass(type(found), nn.Module) and "_parameters" in vars(found) and id(found) not in inside:
             for name, tensor in found._parameters.items():
                 if id(tensor) in wanted:
                     raise TypeError(f"offload: {type(found).__name__}.{name} outside of these layers is one of their "

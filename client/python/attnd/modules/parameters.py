@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import FailedPrecondition, Unimplemented, wrong
 
-__all__ = ["GradientState", "Loaded", "RemoteGradient", "RemoteNumbers", "RemoteParameter", "stack_of"]
+__all__ = ["GradientState", "Loaded", "RemoteGradient", "RemoteNumbers", "RemoteParameter", "asked_by", "stack_of"]
 
 RemoteStack = Any  # stack.RemoteStack
 
@@ -119,20 +119,20 @@ def _touched(self: Any) -> None:
         found[0].touch()
 
 
-def _is_sharded() -> bool:
-    """Whether FSDP asks."""
+def asked_by(package: str) -> bool:
+    """Whether code of it has called."""
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("torch.distributed.fsdp"):
+        if frame.f_globals.get("__name__", "").startswith(package):
             return True
         frame = frame.f_back
     return False
 
 
 def _refuse(self: Any, what: str) -> NoReturn:
-    owner = getattr(self, "owner", None)
-    name = owner[1] if owner else "a parameter in whose place there is another"
-    if _is_sharded():
+    found = stack_of(self)
+    name = found[1] if found else "a parameter in whose place there is another"
+    if asked_by("torch.distributed.fsdp"):
         raise Unimplemented(
             f"FSDP: {name} is on a daemon, and cannot be sharded: give attnd.torch.offload(..., group=), and the stack's "
             "parameters() as fully_shard(ignored_params={...}) or FullyShardedDataParallel(ignored_states=[...])",
@@ -172,6 +172,10 @@ class RemoteParameter(_Numbers, nn.Parameter):
             self.had_gradient = False
             if found is not None:
                 found[0].forget([found[1]])
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         found = stack_of(self)
@@ -215,7 +219,9 @@ def stack_of(parameter: Any) -> Optional[Tuple[RemoteStack, str]]:
     if owner is None:
         return None
     stack: Optional[RemoteStack] = owner[0]()
-    return None if stack is None else (stack, owner[1])
+    if stack is None or stack.owned.get(owner[1]) is not owner:  # torch.utils.swap_tensors has put another in its place
+        return None
+    return stack, owner[1]
 
 
 # ---- Gradients.
@@ -328,12 +334,15 @@ def _refuse_gradient(self: Any, what: str) -> NoReturn:
 # Each with the gradients, the other arguments, keywords, and whether the function takes one gradient.
 
 def _norm(gradients: Any, rest: Sequence[Any], keywords: Dict[str, Any], single: bool) -> Any:
-    given = [*rest, *[value for key, value in keywords.items() if key in ("ord", "p", "dim", "keepdim", "dtype")
-                      and value not in (None, False)]]
-    order = given[0] if given and given[0] not in (None, "fro") else 2
-    if len([value for value in given[1:] if value is not None and value is not False]):
+    others = {name: value for name, value in keywords.items() if name not in ("ord", "p")}
+    if any(value is not None and value is not False for value in [*rest[1:], *others.values()]):
         _refuse_gradient(_first(RemoteGradient, gradients, None), "a norm of some dimensions or in another type")
-    made = [one.norm_of(order) if isinstance(one, RemoteGradient) else torch.linalg.vector_norm(one, order)
+    order = rest[0] if rest else keywords.get("ord", keywords.get("p"))
+    if order in (None, "fro"):
+        order = 2
+    if isinstance(order, str) and order != "inf":
+        _refuse_gradient(_first(RemoteGradient, gradients, None), f"a norm {order!r}")
+    made = [one.norm_of(order) if isinstance(one, RemoteGradient) else torch.linalg.vector_norm(one, float(order))
             for one in gradients]
     return made[0] if single else made
 

@@ -14,8 +14,8 @@ from typing import Any, Dict, Iterator, List, NoReturn, Sequence, Tuple
 import torch
 from torch import nn
 
-from .chain import uncompiled
-from .stack import RemoteStack
+from .remote_call import uncompiled
+from .stack import RemoteStack, part_of
 from .states import after_state_dict, before_state_dict, take_state_dict
 
 __all__ = ["RemoteRanges", "cut"]
@@ -67,8 +67,7 @@ class RemoteRanges(nn.Module):
         return iter(self.children())
 
     def __getitem__(self, index: Any) -> Any:
-        found = list(self.children())[index]
-        return nn.ModuleList(found) if isinstance(index, slice) else found
+        return part_of(list(self.named_children()), index, self.stacks[0]._options.is_sequential)
 
     def __setitem__(self, index: int, layer: nn.Module) -> None:
         name = list(self._modules)[index]
@@ -102,6 +101,9 @@ class RemoteRanges(nn.Module):
         made.training = self.training
         memo[id(self)] = made
         return made
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        self.stacks[0].__prepare_scriptable__()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError("pickle: expected the model's state_dict(), as in torch.save(model.state_dict(), path): layers on "

@@ -9,17 +9,24 @@ import torch
 from torch import Tensor
 
 from .._transfer import largest, raised
-from ..errors import FailedPrecondition
+from ..errors import FailedPrecondition, Unimplemented
 from .calls import StackCall
 from .deferred import Deferred
 from .module import Module
 from .numbers import bits_of, tensor_of
 
-__all__ = ["LayerCall", "Part", "Run"]
+__all__ = ["LayerCall", "Part", "Run", "uncompiled"]
 
 RemoteStack = Any  # stack.RemoteStack
 Pending = Any  # chain.Pending
 Turn = Any  # micro_batches.Turn
+
+
+def uncompiled(function: Any) -> Any:
+    """As it is, in a function that torch.compile traces: a call of a daemon is nothing to compile."""
+    import torch._dynamo
+    disable: Any = torch._dynamo.disable
+    return disable(function)
 
 
 class Run:
@@ -73,7 +80,7 @@ class Run:
         local = not stack._options.server_optimizer
         trained = not stack.in_module().isdisjoint(stack.names_of(self.layers)) and (local or stack.wants_gradients())
         if not local and trained:
-            stack.before_backward()
+            stack.before_backward(stack.names_of(self.layers))
         return trained
 
     def backward(self, dy: Tensor) -> None:
@@ -174,8 +181,21 @@ class LayerCall(torch.autograd.Function):
         return made
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *outer: Tensor) -> Any:
-        dy, = outer
-        with ctx.part.stack._lock:
-            return ctx.part.backward(dy)
+        return (uncompiled(_backward) if torch.compiler.is_dynamo_compiling() else _backward)(ctx.part, *outer)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise Unimplemented("forward_ad: expected no dual tensors: layers on a daemon have derivatives by backward() alone",
+                            field="forward_ad")
+
+
+def _backward(part: Part, dy: Tensor) -> Tuple[Any, ...]:
+    if torch.is_grad_enabled():
+        raise Unimplemented("create_graph: expected False: layers on a daemon have no second derivatives (nor have "
+                            "autograd's hessian, hvp, jvp); leave it out, or keep these layers here", field="create_graph")
+    if torch._C._dispatch_keys(dy).has("Batched"):
+        raise Unimplemented("backward: expected one gradient of the output at a time, got several at once "
+                            "(is_grads_batched=True, vectorize=True): call it in a loop", field="transform")
+    with part.stack._lock:
+        return part.backward(dy)

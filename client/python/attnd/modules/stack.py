@@ -7,6 +7,7 @@ later call needs another one.
 """
 from __future__ import annotations
 
+import collections
 import copy
 import threading
 import uuid
@@ -20,7 +21,7 @@ from .._transfer import send
 from ..client import Client
 from ..errors import AttndError, FailedPrecondition, ResourceExhausted, Unimplemented
 from .calls import StackCall, adapt
-from .chain import LayerForward, call_layers, same, uncompiled
+from .chain import LayerForward, call_layers, same
 from .describe import describe
 from .group import GroupModule, Ranks
 from .layers import Described, Variant, refuse
@@ -32,12 +33,13 @@ from .numbers import digest, host, own
 from .owning import Owning, optimizers
 from .parameters import GradientState, RemoteParameter, stack_of
 from .parts import Parts
+from .remote_call import uncompiled
 from .replicas import ReplicaModule, Replicas
-from .states import add_inner_hooks, add_stack_hooks, drop_inner_hooks
+from .states import Copies, add_inner_hooks, add_stack_hooks, drop_inner_hooks
 from .stepping import Sent, Stepping
 from .watch import Watch, has_hooks, refuse_around, refuse_captures, refuse_hooks
 
-__all__ = ["RemoteStack", "layout_of", "stack_of"]
+__all__ = ["RemoteStack", "layout_of", "part_of", "stack_of"]
 
 _LEASE, _NAMED_LEASE = 120.0, 3600.0  # seconds; the first is renewed while this process lives
 # Arguments of a model's layers that are ignored: the layout says them, or they have been refused.
@@ -58,6 +60,16 @@ class StackOptions(NamedTuple):
     snapshot_every: Optional[int]
     timeout: Optional[float]
     micro_batches: int = 1
+    is_sequential: bool = False  # what was offloaded was one, and so is a slice
+
+
+def part_of(layers: Sequence[Tuple[str, nn.Module]], index: Any, is_sequential: bool) -> Any:
+    """layers[index], as a Sequential or a ModuleList where it is a slice."""
+    if not isinstance(index, slice):
+        return layers[index][1]
+    if is_sequential:
+        return nn.Sequential(collections.OrderedDict(layers[index]))
+    return nn.ModuleList([layer for _, layer in layers[index]])
 
 
 def describe_all(layers: Sequence[Tuple[Any, nn.Module]], variant: Variant) -> List[Described]:
@@ -117,6 +129,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
         self._needs: Optional[Tuple[Variant, int, int]] = None  # what the module was registered for
         self._weights: Dict[str, Tensor] = {}  # with optimizer="server", until there is a module
         self._fetched: Dict[str, Tensor] = {}  # while a state_dict is made
+        self.copies = Copies()
+        self.owned: Dict[str, Tuple[Any, str]] = {}  # owner of each parameter that has one
         self._local = False  # under attnd.torch.local_weights
         self._sent: Dict[str, int] = {}  # with "local", digests of what the server has
         self.device = torch.device("cpu")  # of the last backward
@@ -172,8 +186,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
         return iter([layer for _, layer in self._layers()])
 
     def __getitem__(self, index: Any) -> Any:
-        found = [layer for _, layer in self._layers()][index]
-        return nn.ModuleList(found) if isinstance(index, slice) else found
+        return part_of(self._layers(), index, self._options.is_sequential)
 
     def __setitem__(self, index: int, layer: nn.Module) -> None:
         setattr(self, [name for name, _ in self._layers()][index], layer)
@@ -214,10 +227,14 @@ class RemoteStack(Stepping, Owning, nn.Module):
             if fn(torch.empty(0, dtype=dtype)).dtype != dtype:
                 raise Unimplemented("to: parameters on a daemon are float32 there, and keep their type here; convert the "
                                     "model before attnd.torch.offload, whose precision= is the arithmetic's", field="dtype")
-        for module in self.modules():  # those that have come since the last call
-            if module._parameters and not any(isinstance(p, RemoteParameter) for p in module.parameters(False)):
+        for module in [module for module in self.modules() if module is not self]:
+            remote = {name: p for name, p in module._parameters.items() if isinstance(p, RemoteParameter)}
+            module._parameters.update(dict.fromkeys(remote))
+            try:
                 module._apply(fn, False)  # type: ignore[no-untyped-call]
-        return self  # wherever it was moved
+            finally:
+                module._parameters.update(remote)  # wherever it was moved
+        return self
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> RemoteStack:
         """A stack with weights of its own, without gradients and an optimizer's moments."""
@@ -240,6 +257,10 @@ class RemoteStack(Stepping, Owning, nn.Module):
             weights = self.weights()
             for name, tensor in self._tensors().items():
                 memo[id(tensor)] = nn.Parameter(weights[name].to(tensor.dtype, copy=True), tensor.requires_grad)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise Unimplemented("torch.jit.script: expected a model without layers on a daemon: script it before "
+                            "attnd.torch.offload", field="script")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError("pickle: expected the model's state_dict(), as in torch.save(model.state_dict(), path): a stack on "
@@ -264,6 +285,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
     def weights(self, names: Optional[Sequence[str]] = None) -> Dict[str, Tensor]:
         """The daemon's, by name."""
         with self._lock:
+            self.copies.check()
             self.flush()
             if self._module is None:
                 return {name: tensor for name, tensor in self._weights.items() if names is None or name in names}
@@ -296,6 +318,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
                 self._parts.put(self._module, {"weight": {name: host(tensor) for name, tensor in tensors.items()}},
                                 timeout=self._options.timeout)
                 self._norms = None
+            self.copies.forget(tensors)
 
     # ---- Description.
 
@@ -444,6 +467,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
         if self._local:
             raise FailedPrecondition("local_weights: expected no call of the layers in this block: they run on the daemon, "
                                      "which gets the weights at its end")
+        self.copies.check()
+        self.copies.let_go()
         refuse_captures()
         refuse_around()
         changed = self._refresh()

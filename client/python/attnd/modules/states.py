@@ -2,18 +2,50 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Iterable, List, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import Unimplemented
+from ..errors import FailedPrecondition, Unimplemented
 from .parameters import Loaded, RemoteParameter, stack_of
 
-__all__ = ["add_inner_hooks", "add_stack_hooks", "after_state_dict", "before_state_dict", "drop_inner_hooks",
+__all__ = ["Copies", "add_inner_hooks", "add_stack_hooks", "after_state_dict", "before_state_dict", "drop_inner_hooks",
            "take_state_dict"]
 
 RemoteStack = Any  # stack.RemoteStack
+
+
+class Copies:
+    """Watches the tensors that state_dict() gave. In PyTorch they are the parameters' own numbers, here they are copies:
+    what is written into one would be lost."""
+
+    def __init__(self) -> None:
+        self._given: List[Tuple[str, Any, int]] = []  # name, weak reference, version
+        self._held: Dict[str, Tensor] = {}  # the last of each, until it has been looked at
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        self._given.append((name, weakref.ref(tensor), tensor._version))
+        self._held[name] = tensor
+
+    def forget(self, names: Iterable[str]) -> None:
+        """They have other numbers now."""
+        gone = set(names)
+        self._given = [one for one in self._given if one[0] not in gone]
+        self._held = {name: tensor for name, tensor in self._held.items() if name not in gone}
+
+    def check(self) -> None:
+        """Raises where one of them was written."""
+        for name, found, version in self._given:
+            tensor = found()
+            if tensor is not None and tensor._version != version:
+                raise FailedPrecondition(f"state_dict: {name} was written in what state_dict() gave, which is a copy of the "
+                                         "daemon's numbers: give that dictionary to load_state_dict")
+
+    def let_go(self) -> None:
+        """Has none live longer for it."""
+        self._held.clear()
+        self._given = [one for one in self._given if one[1]() is not None]
 
 
 class _Fill:
@@ -34,6 +66,7 @@ class _Fill:
                 weight = stack.weights([found[1]])[found[1]]
             assert tensor is not None
             state_dict[key] = weight.to(tensor.dtype, copy=True)
+            stack.copies.add(found[1], state_dict[key])
 
 
 class _Take:

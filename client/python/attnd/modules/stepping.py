@@ -17,6 +17,7 @@ from .module import AdamW, GradientNorms, Module, ParameterStep, SGD, StepValues
 from .numbers import digest, host, own
 from .parameters import GradientState, RemoteGradient
 from .parts import Parts
+from .states import Copies
 
 __all__ = ["Sent", "Stepping"]
 
@@ -32,6 +33,7 @@ class Sent(NamedTuple):
 class Stepping:
     """A part of RemoteStack, which has what is declared here."""
 
+    copies: Copies
     steps: Dict[str, int]  # of each parameter
     device: torch.device  # of the last backward
     hides: bool  # the gradients
@@ -124,6 +126,7 @@ class Stepping:
             if self._lent is not None:
                 raise FailedPrecondition("local_gradients: expected no step in this block: gradients go back to the daemon "
                                          "at its end")
+            self.copies.check()
             if self._grads:
                 self.meet()
             if self._staged.keys() & steps.keys():
@@ -397,11 +400,12 @@ class Stepping:
         if self._module is not None and self._module.micro_batches:
             self._module.discard(timeout=self._options.timeout)
 
-    def before_backward(self) -> None:
-        """The daemon adds to what it has: that is made what gradients are here."""
+    def before_backward(self, names: Iterable[str]) -> None:
+        """The daemon adds to what it has: that is made what gradients are here. names: of the layers that it is of."""
         if self._lent is not None:
             raise FailedPrecondition("local_gradients: expected no backward in this block: run it before or after")
         self.flush()
+        self._refuse_frozen(names)
         self.settle()
         live = {name: state for name, state in self._grads.items() if not state.is_lost and not state.is_zero}
         scaled = [name for name, state in live.items() if state.factor != 1]
@@ -419,6 +423,14 @@ class Stepping:
         for name in scaled:
             live[name].factor = 1.0
         self._stale -= zero
+
+    def _refuse_frozen(self, names: Iterable[str]) -> None:
+        for name in self.in_module().intersection(names):
+            state = self._grads.get(name)
+            if not self._cached[name].requires_grad and state is not None and not state.is_lost and not state.is_zero:
+                raise FailedPrecondition(f"backward: {name} was frozen after this forward, and has a gradient already, to "
+                                         "which PyTorch would add nothing: freeze it before the forward, or after "
+                                         "zero_grad()")
 
     def _is_lost(self, name: str) -> bool:
         state = self._grads.get(name)
@@ -475,7 +487,10 @@ class Stepping:
         """names: of the layers that it was of. is_empty: the call had no rows, and its gradients are 0."""
         for name in sorted(self.in_module().intersection(names)):
             state = self._grads.get(name)
-            if state is None:
+            if not self._cached[name].requires_grad:  # frozen since the forward: it gets nothing
+                if not is_empty:
+                    self._stale.add(name)
+            elif state is None:
                 state = self._grads[name] = GradientState()
                 state.is_zero = is_empty
             elif state.is_lost and not is_empty:

@@ -6,10 +6,13 @@ from __future__ import annotations
 import collections
 import operator
 import sys
-from typing import Any, Dict, List, Sequence, Tuple
+import weakref
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..errors import Unimplemented
 from .adapters import is_adapted, state_of
@@ -37,13 +40,36 @@ def refuse_captures() -> None:
                                 field=f"output_{name}")
 
 
+def _global_hooks() -> Iterator[Any]:
+    every: Any = nn.modules.module
+    for name in ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_pre_hooks",
+                 "_global_backward_hooks"):
+        yield from getattr(every, name).values()
+
+
+def _tracks(hook: Any) -> bool:
+    """A ModuleTracker's: it says in which module an operation runs, and no operation of a layer's inside runs here."""
+    return type(getattr(hook, "__self__", None)).__module__ == "torch.utils.module_tracker"
+
+
 def refuse_around() -> None:
     """In a call of a layer: of what PyTorch would do to each module inside it, or to each operation."""
     every: Any = nn.modules.module
-    if every._has_any_global_hook():
+    if every._has_any_global_hook() and not all(map(_tracks, _global_hooks())):
         raise Unimplemented("hook: expected no hook of all modules (torch.nn.modules.module.register_module_...): it would "
                             "not run inside layers on a daemon; register it on the layers, or on the modules around them",
                             field="hook")
+    for mode in _get_current_dispatch_mode_stack():
+        if type(mode).__module__ == "torch.utils.flop_counter":
+            raise Unimplemented("FlopCounterMode: expected none around layers on a daemon, whose operations do not run here "
+                                "and would count as 0: count the model before attnd.torch.offload", field="mode")
+    keys: Any = torch._C._TorchDispatchModeKey
+    is_traced = any(torch._C._get_dispatch_mode(key) is not None
+                    for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
+    if is_traced or torch._C._get_tracing_state() is not None:
+        raise Unimplemented("trace: expected a call with numbers, got one that is traced (torch.jit.trace, torch.export, "
+                            "make_fx, FakeTensorMode), whose output would become a constant: trace the model before "
+                            "attnd.torch.offload; torch.compile(model) works", field="trace")
     if torch._C._are_functorch_transforms_active():
         raise Unimplemented("torch.func: expected no transform (grad, vjp, jvp, vmap) of layers on a daemon: call them, and "
                             "then backward() or torch.autograd.grad of inputs", field="transform")
@@ -52,10 +78,16 @@ def refuse_around() -> None:
 class _NoHooks(collections.OrderedDict):  # type: ignore[type-arg]
     """A module's empty dictionary of hooks, which stays so."""
 
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = weakref.ref(module)
+
     def __setitem__(self, key: Any, value: Any) -> None:
         if _collector() is not None and getattr(value, "__module__", None) == _CAPTURING:
             _captures.append(True)  # transformers puts them everywhere, whatever is wanted: see refuse_captures
             return
+        if isinstance(value, BasePruningMethod):  # so that it can put back the parameter that it was to prune
+            vars(self._module()).pop(value._tensor_name, None)
         raise Unimplemented("hook: hooks inside layers that were offloaded do not run, since what is inside stays on the "
                             "daemon; register it on the layer, or on the model around it", field="hook")
 
@@ -69,7 +101,7 @@ def refuse_hooks(layers: Sequence[nn.Module]) -> None:
         for module in layer.modules():
             for name in _HOOKS if module is not layer else ():
                 if not getattr(module, name):
-                    module.__dict__[name] = _NoHooks()
+                    module.__dict__[name] = _NoHooks(module)
 
 
 def has_hooks(module: nn.Module) -> bool:
