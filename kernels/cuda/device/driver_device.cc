@@ -110,7 +110,8 @@ class DriverDevice final : public KernelDevice {
   // `slot`: null for what no launch holds.
   void GiveBack(LaunchSlot* slot, PoolBlock block, const ArenaBytes& use);
   void CountUse(const ArenaBytes& use, int sign);
-  // Whether rows begin and end in page-locked memory of different pieces, or in one and outside.
+  // Whether rows begin and end in page-locked memory of different pieces, or in one and outside. To
+  // the driver the last row is as long as rows lie apart.
   bool CrossesPinnedMemory(const HostCopy& copy) {
     absl::MutexLock lock(&mutex_);
     auto piece_of = [this](std::byte* at) ABSL_SHARED_LOCKS_REQUIRED(mutex_) -> const void* {
@@ -119,7 +120,7 @@ class DriverDevice final : public KernelDevice {
       const auto& [begin, piece] = *std::prev(next);
       return at < begin + piece.first ? begin : nullptr;
     };
-    std::byte* const last = copy.host + (copy.rows - 1) * copy.host_pitch + copy.bytes - 1;
+    std::byte* const last = copy.host + copy.rows * copy.host_pitch - 1;
     return piece_of(copy.host) != piece_of(last);
   }
 

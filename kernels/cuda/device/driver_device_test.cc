@@ -162,7 +162,8 @@ TEST_F(DriverDeviceTest, CopiesRowsOfDifferentPageLockedMemoryOneByOne) {
   ASSERT_TRUE(launch.ok());
   HostCopy copy = {.device = (*launch)->arena(), .bytes = 8, .rows = 2, .device_pitch = 64};
   copy.host = memory.data();
-  const std::vector<int64_t> apart = {2000, 1000};  // in the other piece; in none
+  // In the other piece; in none; its last row as long as rows lie apart would end in none.
+  const std::vector<int64_t> apart = {2000, 1000, 600};
   for (int64_t pitch : apart) {
     copy.host_pitch = pitch;
     ASSERT_TRUE((*launch)->Upload(copy).ok());
