@@ -1,4 +1,8 @@
 // Clock: where time comes from, so that tests of deadlines never sleep. Any thread.
+//
+// Deadlines, estimates and durations are told in steady time, which no step of the system's clock
+// moves. It is an absl::Time too, near the system's clock for whoever reads it, but only WallTime
+// is what other processes, files and gRPC know.
 #pragma once
 
 #include "absl/synchronization/mutex.h"
@@ -6,6 +10,12 @@
 #include "absl/time/time.h"
 
 namespace attnd {
+
+// The system's clock when this was first asked, and what has passed since.
+absl::Time SteadyNow();
+// A moment by the system's clock as it is set now, and back.
+inline absl::Time WallTime(absl::Time steady) { return absl::Now() + (steady - SteadyNow()); }
+inline absl::Time SteadyTime(absl::Time wall) { return SteadyNow() + (wall - absl::Now()); }
 
 class Clock {
  public:
@@ -15,7 +25,7 @@ class Clock {
 
 class RealClock final : public Clock {
  public:
-  absl::Time Now() const override { return absl::Now(); }
+  absl::Time Now() const override { return SteadyNow(); }
 };
 
 // Stands still until a test moves it.

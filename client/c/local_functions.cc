@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "attention/mask_plans.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "client/c/attnd_client.h"
 #include "client/c/call.h"
@@ -84,7 +85,7 @@ CallReceipt ReceiptOf(const Backend& engine, const Problem& problem, const Launc
   receipt.accumulate = report.accumulate;
   receipt.dropout_p_effective = problem.dropout.threshold / 256.0;
   receipt.deterministic = report.deterministic;
-  receipt.elapsed = absl::Now() - start;
+  receipt.elapsed = SteadyNow() - start;
   return receipt;
 }
 
@@ -92,7 +93,7 @@ CallReceipt ReceiptOf(const Backend& engine, const Problem& problem, const Launc
 template <class EngineCall, class Launch>
 absl::Status RunLocally(attnd_local& local, const Problem& problem, Direction direction,
                         EngineCall engine_call, attnd_call& call, const Launch& launch) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   RETURN_IF_ERROR(local.engine->Supports(problem, direction));
   RETURN_IF_ERROR(CheckRows(problem, *local.plans));
   const CallOptions options = call.MakeCallOptions();

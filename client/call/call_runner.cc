@@ -7,10 +7,12 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
 #include "client/call/borrowed_slices.h"
 #include "client/call/poll_hook.h"
 #include "client/channels/error_class.h"
 #include "client/channels/grpc_status.h"
+#include "client/channels/grpc_time.h"
 #include "client/types/error_detail.h"
 
 namespace attnd {
@@ -199,7 +201,7 @@ class CallRunner::ShardWorker final : public EventSink {
     if (bulk_) return mailbox_->Take(until);
     void* pointer;
     bool ok;
-    while (own_->Next(&pointer, &ok, absl::ToChronoTime(until))) {
+    while (own_->Next(&pointer, &ok, GrpcTime(until))) {
       auto* tag = static_cast<QueueTag*>(pointer);
       if (HasEnded(tag, ok)) return tag;
     }
@@ -208,10 +210,10 @@ class CallRunner::ShardWorker final : public EventSink {
 
   // Waits for an RPC to end, for a delayed shard to become due, or for a while.
   void TakeEnd() {
-    absl::Time until = absl::Now() + PollHook::kInterval;
+    absl::Time until = SteadyNow() + PollHook::kInterval;
     if (HasRoom()) until = std::min(until, runner_.state_.NextDue());
     QueueTag* tag = NextEnd(until);
-    if (absl::Now() >= suspect_after_) SuspectSilent();
+    if (SteadyNow() >= suspect_after_) SuspectSilent();
     if (tag == nullptr) return ReplaceStuckConnections(in_flight_);
     void* owner = static_cast<ShardRpc::Tag*>(tag)->owner;
     auto it = std::find_if(in_flight_.begin(), in_flight_.end(),
@@ -231,14 +233,14 @@ class CallRunner::ShardWorker final : public EventSink {
       if (held_.empty()) return;
       ReplaceStuckConnections(held_);
       // Nothing is pending: this only lets gRPC do its reading and writing.
-      NextEnd(absl::Now() + absl::Milliseconds(1));
+      NextEnd(SteadyNow() + absl::Milliseconds(1));
       if (poll_hook_ != nullptr) poll_hook_->Poll();
     }
   }
 
   void SuspectSilent() {
     const absl::Time now = runner_.core_.clock.Now();
-    suspect_after_ = absl::Now() + PollHook::kInterval;
+    suspect_after_ = SteadyNow() + PollHook::kInterval;
     for (auto& attempt : in_flight_) {
       absl::Time moved_at;
       {
@@ -253,7 +255,7 @@ class CallRunner::ShardWorker final : public EventSink {
   // gRPC ends a cancelled or late RPC only after the write in which it takes part. An RPC that is
   // still there a while after it should have ended waits for a peer that does not read.
   void ReplaceStuckConnections(std::vector<std::unique_ptr<Attempt>>& attempts) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     bool ending = in_flight_.empty() || runner_.state_.failed() || now > runner_.deadline_;
     if (!ending) return;
     for (auto& attempt : attempts) {
@@ -268,7 +270,7 @@ class CallRunner::ShardWorker final : public EventSink {
   std::optional<CompletionQueues::Borrowed> own_;  // of small calls
   std::optional<Mailbox> mailbox_;                 // of large transfers
   std::optional<BulkQueue::Use> bulk_;
-  absl::Time suspect_after_ = absl::Now() + Picker::kSilence;
+  absl::Time suspect_after_ = SteadyNow() + Picker::kSilence;
   std::vector<std::unique_ptr<Attempt>> in_flight_;
   std::vector<std::unique_ptr<Attempt>> held_;  // ended, slices not yet back
 };

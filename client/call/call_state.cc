@@ -27,6 +27,7 @@ std::optional<int64_t> CallState::TakeReady() {
   int64_t shard = ready_.front();
   ready_.pop_front();
   ++in_hand_;
+  if (ready_.empty()) changed_.SignalAll();
   return shard;
 }
 
@@ -40,11 +41,12 @@ bool CallState::WaitUntilDue(absl::Time until) {
   auto wakes = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return !failure_.ok() || MayTake() || (ready_.empty() && delayed_.empty());
   };
-  if (!wakes()) {
-    absl::Time next = delayed_.empty() ? until : std::min(delayed_.begin()->first, until);
-    mutex_.AwaitWithTimeout(absl::Condition(&wakes), next - clock_.Now());
-    PromoteDue();
+  const auto next = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return delayed_.empty() ? until : std::min(delayed_.begin()->first, until);
+  };
+  while (!wakes() && next() > clock_.Now() && changed_.WaitFor(mutex_, next() - clock_.Now())) {
   }
+  PromoteDue();
   return failure_.ok() && !(ready_.empty() && delayed_.empty());
 }
 
@@ -52,6 +54,7 @@ void CallState::Delay(int64_t shard, absl::Duration delay) {
   absl::MutexLock lock(&mutex_);
   --in_hand_;
   if (failure_.ok()) delayed_.emplace(clock_.Now() + delay, shard);
+  changed_.SignalAll();
 }
 
 bool CallState::Narrow(int64_t shard) {
@@ -59,6 +62,7 @@ bool CallState::Narrow(int64_t shard) {
   if (in_hand_ == 1) return false;
   max_in_hand_ = --in_hand_;
   if (failure_.ok()) ready_.push_back(shard);
+  changed_.SignalAll();
   return true;
 }
 
@@ -72,6 +76,7 @@ void CallState::Done(const ShardReceipt& receipt, int64_t bytes_received) {
     progress_.bytes_received += bytes_received;
     receipt_.Add(receipt);
     now = progress_;
+    changed_.SignalAll();
   }
   if (on_progress_) on_progress_(now);
 }
@@ -83,6 +88,7 @@ void CallState::Fail(absl::Status status) {
   ready_.clear();
   delayed_.clear();
   for (grpc::ClientContext* context : contexts_) context->TryCancel();
+  changed_.SignalAll();
 }
 
 bool CallState::failed() {

@@ -23,6 +23,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/steady_cond_var.h"
 #include "client/shards/receipt_merger.h"
 #include "client/types/call_options.h"
 #include "client/types/call_receipt.h"
@@ -73,6 +74,7 @@ class CallState {
   const std::function<void(const Progress&)> on_progress_;
   absl::Mutex progress_mutex_;  // taken before mutex_: one callback at a time, in order
   absl::Mutex mutex_;
+  SteadyCondVar changed_;  // what WaitUntilDue waits for
   std::deque<int64_t> ready_ ABSL_GUARDED_BY(mutex_);
   std::multimap<absl::Time, int64_t> delayed_ ABSL_GUARDED_BY(mutex_);
   int64_t in_hand_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -88,9 +88,9 @@ void LeaseBook::Main() {
         absl::Duration wait =
             due_.empty() ? absl::InfiniteDuration() : due_.begin()->first - clock_.Now();
         if (wait <= absl::ZeroDuration()) break;
-        changed_.WaitWithTimeout(&mutex_, wait);
+        changed_.WaitFor(mutex_, wait);
       }
-      if (!closed_ && !returned_.empty()) changed_.WaitWithTimeout(&mutex_, kGather);
+      if (!closed_ && !returned_.empty()) changed_.WaitFor(mutex_, kGather);
       returned.swap(returned_);
       closed = closed_;
     }

@@ -22,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/steady_cond_var.h"
 
 namespace attnd {
 
@@ -71,7 +72,7 @@ class LeaseBook {
   const Calls calls_;
   const Clock& clock_;
   absl::Mutex mutex_;
-  absl::CondVar changed_;
+  SteadyCondVar changed_;
   absl::flat_hash_map<Id, Entry> held_ ABSL_GUARDED_BY(mutex_);
   std::set<std::pair<absl::Time, Id>> due_ ABSL_GUARDED_BY(mutex_);
   Returned returned_ ABSL_GUARDED_BY(mutex_);

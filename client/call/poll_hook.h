@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
 #include "client/types/call_options.h"
 
 namespace attnd {
@@ -19,10 +20,10 @@ class PollHook {
 
   // `hook` may be null; outlives it.
   explicit PollHook(const std::function<void()>& hook)
-      : hook_(hook), due_(absl::Now() + kInterval) {}
+      : hook_(hook), due_(SteadyNow() + kInterval) {}
 
   void Poll() {
-    absl::Time now = absl::Now();
+    absl::Time now = SteadyNow();
     if (hook_ == nullptr || now < due_) return;
     due_ = now + kInterval;
     hook_();
@@ -36,9 +37,9 @@ class PollHook {
 // CANCELLED as soon as the caller cancels the call that waits.
 inline absl::Status WaitFor(absl::Duration delay, const CallOptions& options) {
   PollHook poll_hook(options.poll_hook);
-  for (absl::Time until = absl::Now() + delay; absl::Now() < until; poll_hook.Poll()) {
+  for (absl::Time until = SteadyNow() + delay; SteadyNow() < until; poll_hook.Poll()) {
     if (options.stop.stop_requested()) break;
-    absl::SleepFor(std::min(until - absl::Now(), PollHook::kInterval));
+    absl::SleepFor(std::min(until - SteadyNow(), PollHook::kInterval));
   }
   if (!options.stop.stop_requested()) return absl::OkStatus();
   return absl::CancelledError("the caller cancelled the call");

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/free_ranges.h"
 #include "base/round_up.h"
 #include "net/descriptor_socket.h"
@@ -33,7 +33,7 @@ constexpr absl::Duration kPatience = absl::Seconds(5);
 // The next reply, or nothing when the daemon is gone or silent.
 std::optional<v1::SharedMemoryReply> Receive(int link, absl::Time until) {
   pollfd polled = {link, POLLIN, 0};
-  int milliseconds = static_cast<int>(absl::ToInt64Milliseconds(until - absl::Now()));
+  int milliseconds = static_cast<int>(absl::ToInt64Milliseconds(until - SteadyNow()));
   if (poll(&polled, 1, std::max(milliseconds, 0)) != 1) return std::nullopt;
   Packet packet;
   v1::SharedMemoryReply reply;
@@ -152,8 +152,8 @@ uint64_t SharedMemory::NewUse() {
 
 bool SharedMemory::Connect() {
   if (link_.valid()) return true;
-  if (absl::Now() < try_again_) return false;
-  try_again_ = absl::Now() + kTryAgain;
+  if (SteadyNow() < try_again_) return false;
+  try_again_ = SteadyNow() + kTryAgain;
   std::string path = absl::StrCat(path_, ".shm");
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -190,7 +190,7 @@ std::shared_ptr<ClientRegion> SharedMemory::AddRegion(int64_t bytes) {
   std::optional<v1::SharedMemoryReply> reply;
   if (SendPacket(link_.get(), request.SerializeAsString(), fd.get(), false) ==
       SocketResult::kDone) {
-    reply = Receive(link_.get(), absl::Now() + kPatience);
+    reply = Receive(link_.get(), SteadyNow() + kPatience);
   }
   // Gone, or another memory than ours: a daemon that is not what it seems to be.
   if (!reply.has_value() || (reply->error().empty() &&
@@ -213,7 +213,7 @@ void SharedMemory::EndUse(uint64_t use) {
   if (!link_.valid()) return;
   v1::SharedMemoryRequest request;
   request.mutable_end_use()->set_use(use);
-  absl::Time until = absl::Now() + kPatience;
+  absl::Time until = SteadyNow() + kPatience;
   std::optional<v1::SharedMemoryReply> reply;
   if (SendPacket(link_.get(), request.SerializeAsString(), -1, false) == SocketResult::kDone) {
     do {
@@ -230,7 +230,7 @@ void SharedMemory::Forget() {
 
 void SharedMemory::Drop() {
   link_ = FileDescriptor();
-  try_again_ = absl::Now() + kTryAgain;
+  try_again_ = SteadyNow() + kTryAgain;
   absl::MutexLock lock(&mutex_);
   regions_.clear();
   takes_kept_outputs_ = takes_modules_ = false;

@@ -9,9 +9,11 @@
 #include <optional>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "client/call/poll_hook.h"
 #include "client/channels/grpc_status.h"
+#include "client/channels/grpc_time.h"
 
 namespace attnd {
 namespace {
@@ -85,7 +87,7 @@ std::vector<absl::StatusOr<std::string>> CallOverEach(
   for (size_t ended = 0; ended < calls.size();) {
     void* tag;
     bool ok;
-    const auto until = absl::ToChronoTime(absl::Now() + PollHook::kInterval);
+    const auto until = GrpcTime(SteadyNow() + PollHook::kInterval);
     if (borrowed.queue().AsyncNext(&tag, &ok, until) == grpc::CompletionQueue::GOT_EVENT) {
       auto& one = *static_cast<OneUnary*>(tag);
       one.connection->Leave(&one.context);

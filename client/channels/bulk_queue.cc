@@ -1,6 +1,7 @@
 #include "client/channels/bulk_queue.h"
 
-#include "absl/time/clock.h"
+#include "base/clock.h"
+#include "client/channels/grpc_time.h"
 
 namespace attnd {
 namespace {
@@ -19,7 +20,7 @@ void Mailbox::Put(QueueTag* tag) {
 QueueTag* Mailbox::Take(absl::Time until) {
   absl::MutexLock lock(&mutex_);
   while (tags_.empty()) {
-    if (came_.WaitWithDeadline(&mutex_, until) && tags_.empty()) return nullptr;
+    if (!came_.WaitUntil(mutex_, until) && tags_.empty()) return nullptr;
   }
   QueueTag* tag = tags_.front();
   tags_.pop_front();
@@ -63,7 +64,7 @@ void BulkQueue::Drive() {
     }
     void* pointer;
     bool ok;
-    auto until = absl::ToChronoTime(absl::Now() + kLinger);
+    const gpr_timespec until = GrpcTime(SteadyNow() + kLinger);
     if (queue_.AsyncNext(&pointer, &ok, until) != grpc::CompletionQueue::GOT_EVENT) continue;
     auto* tag = static_cast<QueueTag*>(pointer);
     tag->sink->OnEvent(tag, ok);

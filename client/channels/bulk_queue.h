@@ -20,6 +20,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/steady_cond_var.h"
 
 namespace attnd {
 
@@ -46,7 +47,7 @@ class Mailbox {
 
  private:
   absl::Mutex mutex_;
-  absl::CondVar came_;
+  SteadyCondVar came_;
   std::deque<QueueTag*> tags_ ABSL_GUARDED_BY(mutex_);
 };
 

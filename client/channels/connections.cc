@@ -125,34 +125,22 @@ absl::StatusOr<std::unique_ptr<Connections>> Connections::Create(const ClientOpt
   std::unique_ptr<Connections> connections(
       new Connections(options, std::move(credentials), std::move(proxy), clock, std::move(lookup)));
   if (!connections->names_.empty()) {
-    connections->watch_ = std::thread([watched = connections.get()] { watched->WatchNames(); });
+    connections->watch_.emplace(kWatchEvery,
+                                [watched = connections.get()] { watched->WatchNames(); });
   }
   return connections;
 }
 
-Connections::~Connections() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  if (watch_.joinable()) watch_.join();
-}
+Connections::~Connections() { watch_.reset(); }
 
 void Connections::WatchNames() {
-  auto stopping = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_; };
-  while (true) {
+  for (size_t n = 0; n < names_.size(); ++n) {
     {
       absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping), kWatchEvery)) return;
+      if (clock_.Now() < names_[n].due) continue;
+      names_[n].due = clock_.Now() + names_[n].name.look_up_every();
     }
-    for (size_t n = 0; n < names_.size(); ++n) {
-      {
-        absl::MutexLock lock(&mutex_);
-        if (clock_.Now() < names_[n].due) continue;
-        names_[n].due = clock_.Now() + names_[n].name.look_up_every();
-      }
-      Update(static_cast<int>(n), lookup_(names_[n].name));
-    }
+    Update(static_cast<int>(n), lookup_(names_[n].name));
   }
 }
 

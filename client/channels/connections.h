@@ -24,7 +24,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -32,6 +31,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/periodic.h"
 #include "client/channels/picker.h"
 #include "client/channels/prober.h"
 #include "client/channels/proxy.h"
@@ -168,10 +168,9 @@ class Connections {
   std::map<uint64_t, std::shared_ptr<Connection>> connections_;  // by the picker's slots
   // To addresses whose place others have taken; calls may have them yet.
   std::vector<std::weak_ptr<Connection>> left_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Reconnector reconnector_;
-  std::thread watch_;  // of names, where there are any
-  Prober prober_;      // last: its thread uses the rest
+  std::optional<Periodic> watch_;  // of names, where there are any
+  Prober prober_;                  // last: its thread uses the rest
 };
 
 }  // namespace attnd

@@ -39,9 +39,8 @@ absl::Status UnavailableIfCancelled(const absl::Status& status, bool by_caller) 
   absl::Status told = WithReason(
       absl::UnavailableError(absl::StrCat("the server cancelled the call: ", status.message())),
       "CANCELLED_BY_SERVER");
-  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
-    told.SetPayload(url, payload);
-  });
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& payload) { told.SetPayload(url, payload); });
   return told;
 }
 

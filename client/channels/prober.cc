@@ -10,7 +10,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
+#include "client/channels/grpc_time.h"
 
 namespace attnd {
 namespace {
@@ -45,7 +46,7 @@ class Prober::Probes {
     auto probe = std::make_unique<Probe>();
     probe->address = address;
     probe->channel = std::move(channel);
-    probe->context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+    probe->context.set_deadline(GrpcTime(SteadyNow() + kPatience));
     if (!token.empty()) probe->context.AddMetadata("authorization", absl::StrCat("Bearer ", token));
     grpc::Slice nothing;
     grpc::GenericStub stub(probe->channel);
@@ -60,7 +61,7 @@ class Prober::Probes {
   std::optional<std::pair<AddressId, bool>> Next(absl::Time until) {
     void* tag = nullptr;
     bool ok = false;
-    const auto event = queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(until));
+    const auto event = queue_.AsyncNext(&tag, &ok, GrpcTime(until));
     if (event != grpc::CompletionQueue::GOT_EVENT) return std::nullopt;
     const auto* probe = static_cast<const Probe*>(tag);
     const std::pair<AddressId, bool> found(probe->address, IsAnswer(probe->status));
@@ -90,6 +91,7 @@ Prober::~Prober() {
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
+    changed_.Signal();
     thread = std::move(thread_);
   }
   if (thread.joinable()) thread.join();
@@ -97,7 +99,8 @@ Prober::~Prober() {
 
 void Prober::Ask(AddressId address) {
   absl::MutexLock lock(&mutex_);
-  due_.try_emplace(address, absl::Now());
+  due_.try_emplace(address, SteadyNow());
+  changed_.Signal();
   if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { Main(); });
 }
 
@@ -118,7 +121,7 @@ void Prober::Main() {
       if (stopping_) return;
     }
     if (probes.empty()) continue;
-    const auto ended = probes.Next(absl::Now() + kProbeTurn);
+    const auto ended = probes.Next(SteadyNow() + kProbeTurn);
     if (ended.has_value()) Ended(ended->first, ended->second);
   }
 }
@@ -130,13 +133,12 @@ std::vector<AddressId> Prober::TakeDue(absl::Time until) {
     for (const auto& [address, due] : due_) first = std::min(first, due);
     return first;
   };
-  auto wakes = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || next() <= absl::Now();
-  };
-  mutex_.AwaitWithDeadline(absl::Condition(&wakes), std::min(next(), until));
+  while (!stopping_ && next() > SteadyNow() &&
+         changed_.WaitUntil(mutex_, std::min(next(), until))) {
+  }
   std::vector<AddressId> found;
   for (auto& [address, due] : due_) {
-    if (due > absl::Now()) continue;
+    if (due > SteadyNow()) continue;
     due = absl::InfiniteFuture();
     found.push_back(address);
   }
@@ -149,7 +151,7 @@ void Prober::Ended(AddressId address, bool answers) {
     if (answers) {
       due_.erase(address);
     } else {
-      due_[address] = absl::Now() + kAgain;
+      due_[address] = SteadyNow() + kAgain;
     }
   }
   hooks_.verdict(address, answers);

@@ -20,6 +20,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/steady_cond_var.h"
 #include "client/channels/picker.h"
 
 namespace attnd {
@@ -54,6 +55,7 @@ class Prober {
   const std::string bearer_token_;
   const Hooks hooks_;
   absl::Mutex mutex_;
+  SteadyCondVar changed_;
   // When each is asked; infinite future: it is being asked.
   std::map<AddressId, absl::Time> due_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

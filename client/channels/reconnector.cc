@@ -1,16 +1,16 @@
 #include "client/channels/reconnector.h"
 
-#include <chrono>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "base/clock.h"
+#include "client/channels/grpc_time.h"
 
 namespace attnd {
 namespace {
 
 constexpr absl::Duration kLongest = absl::Minutes(1);
 // A watch cannot be taken back: so long may the destructor wait.
-constexpr std::chrono::milliseconds kOneWatch(100);
+constexpr absl::Duration kOneWatch = absl::Milliseconds(100);
 
 }  // namespace
 
@@ -34,7 +34,7 @@ Reconnector::~Reconnector() {
 void Reconnector::Drive(const std::shared_ptr<grpc::Channel>& channel) {
   absl::MutexLock lock(&mutex_);
   Driven& driven = driven_[channel.get()];
-  driven.until = absl::Now() + kLongest;
+  driven.until = SteadyNow() + kLongest;
   if (driven.channel != nullptr) return;
   driven.channel = channel;
   if (!Watch(driven)) {
@@ -47,7 +47,7 @@ void Reconnector::Drive(const std::shared_ptr<grpc::Channel>& channel) {
 bool Reconnector::Watch(const Driven& driven) {
   grpc_connectivity_state state = driven.channel->GetState(/*try_to_connect=*/true);
   if (state == GRPC_CHANNEL_READY || state == GRPC_CHANNEL_SHUTDOWN) return false;
-  driven.channel->NotifyOnStateChange(state, std::chrono::system_clock::now() + kOneWatch, &queue_,
+  driven.channel->NotifyOnStateChange(state, GrpcTime(SteadyNow() + kOneWatch), &queue_,
                                       driven.channel.get());
   return true;
 }
@@ -57,7 +57,7 @@ void Reconnector::Main() {
   for (bool ok = false; queue_.Next(&tag, &ok);) {
     absl::MutexLock lock(&mutex_);
     auto driven = driven_.find(tag);
-    bool over = stopping_ || absl::Now() >= driven->second.until;
+    bool over = stopping_ || SteadyNow() >= driven->second.until;
     if (over || !Watch(driven->second)) driven_.erase(driven);
   }
 }

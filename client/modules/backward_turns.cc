@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "client/call/poll_hook.h"
 
@@ -43,10 +43,10 @@ uint64_t BackwardTurns::Reserve() {
 
 absl::Status BackwardTurns::WaitUntil(absl::FunctionRef<bool()> ready, absl::Time deadline,
                                       const CallOptions& options) {
-  for (PollHook poll_hook(options.poll_hook); absl::Now() < deadline; poll_hook.Poll()) {
+  for (PollHook poll_hook(options.poll_hook); SteadyNow() < deadline; poll_hook.Poll()) {
     absl::MutexLock lock(&mutex_);
-    const absl::Time until = std::min(deadline, absl::Now() + PollHook::kInterval);
-    if (!mutex_.AwaitWithDeadline(absl::Condition(&ready), until)) continue;
+    const absl::Time until = std::min(deadline, SteadyNow() + PollHook::kInterval);
+    if (!mutex_.AwaitWithTimeout(absl::Condition(&ready), until - SteadyNow())) continue;
     if (!options.stop.stop_requested()) return absl::OkStatus();
     return absl::CancelledError("the caller cancelled the call");
   }

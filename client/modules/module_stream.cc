@@ -9,8 +9,9 @@
 #include <stop_token>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "client/call/poll_hook.h"
+#include "client/channels/grpc_time.h"
 #include "proto/attnd/v1/chunk_framing.h"
 
 namespace attnd {
@@ -139,7 +140,7 @@ absl::Status RunStream(const ClientCore& core, int address, const std::string& m
     while (!stream.ended()) {
       void* tag;
       bool ok;
-      const auto until = absl::ToChronoTime(absl::Now() + PollHook::kInterval);
+      const auto until = GrpcTime(SteadyNow() + PollHook::kInterval);
       if (borrowed.Next(&tag, &ok, until)) {
         stream.OnEvent(tag, ok);
         moved_at = core.clock.Now();

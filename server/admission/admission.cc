@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "attention/cost.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "server/admission/admission_ledger.h"
 #include "server/admission/staging_pool.h"
@@ -281,7 +281,7 @@ absl::StatusOr<Admission::Choice> Admission::Choose(const AdmittedCall& call) co
 
 absl::Status Admission::RefuseWhileDraining() const {
   if (ledger_->draining.load(std::memory_order_relaxed)) {
-    ledger_->last_refused_nanos.store(absl::ToUnixNanos(absl::Now()), std::memory_order_relaxed);
+    ledger_->last_refused_nanos.store(absl::ToUnixNanos(SteadyNow()), std::memory_order_relaxed);
     return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kDraining,
                                   "this server is draining; another replica can take the call"),
                           kDrainingRetryDelay);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "absl/time/clock.h"
+#include "base/clock.h"
 #include "server/app/attnd_server.h"
 #include "server/modules/modules.h"
 #include "server/rpc/calls.h"
@@ -28,7 +29,7 @@ void AttndServer::Drain(absl::Duration delay, absl::Duration timeout,
   if (!WaitForBalancers(delay, wait)) return StopNow();
   calls_->admission().StartDraining();
   if (modules_ != nullptr) modules_->StartDraining();
-  absl::Time deadline = absl::Now() + timeout;
+  absl::Time deadline = SteadyNow() + timeout;
   if (!WaitUntilCallersLeave(deadline, wait)) return StopNow();
   rpc_->StopAccepting();
   if (!WaitUntilAnswered(deadline, wait)) return StopNow();
@@ -39,7 +40,7 @@ void AttndServer::Drain(absl::Duration delay, absl::Duration timeout,
   }
   if (modules_ != nullptr) modules_->table().SaveAll();
   // Calls that are open now are watchers of health and the like, which would stay for ever.
-  rpc_->Shutdown(std::min(deadline, absl::Now() + kGoodbye));
+  rpc_->Shutdown(std::min(deadline, SteadyNow() + kGoodbye));
 }
 
 bool AttndServer::WaitOut(absl::Duration time) {
@@ -51,19 +52,19 @@ bool AttndServer::WaitOut(absl::Duration time) {
 // restart is what callers wait for.
 bool AttndServer::WaitForBalancers(absl::Duration delay,
                                    const std::function<bool(absl::Duration)>& wait) {
-  const absl::Time end = absl::Now() + delay;
+  const absl::Time end = SteadyNow() + delay;
   do {
-    const absl::Duration left = std::max(end - absl::Now(), absl::ZeroDuration());
+    const absl::Duration left = std::max(end - SteadyNow(), absl::ZeroDuration());
     if (!wait(std::min(kDrainPoll, left))) return false;
-  } while (absl::Now() < end && !all_devices_lost());
+  } while (SteadyNow() < end && !all_devices_lost());
   return true;
 }
 
 bool AttndServer::WaitUntilCallersLeave(absl::Time deadline,
                                         const std::function<bool(absl::Duration)>& wait) {
-  absl::Time begin = absl::Now();
+  absl::Time begin = SteadyNow();
   deadline = std::min(deadline, begin + kMostWaitForQuiet);
-  for (absl::Time now = begin; now < deadline; now = absl::Now()) {
+  for (absl::Time now = begin; now < deadline; now = SteadyNow()) {
     absl::Time quiet_since = std::max(begin, calls_->admission().last_refused_at());
     if (now - quiet_since >= kQuietBeforeClosing) return true;
     if (!wait(std::min(kDrainPoll, deadline - now))) return false;
@@ -76,7 +77,7 @@ bool AttndServer::WaitUntilAnswered(absl::Time deadline,
   auto moves = [this] {
     return modules_ != nullptr && modules_->table().AnyUsedWithin(kWaitForMove);
   };
-  while ((calls_->open().count() > 0 || moves()) && absl::Now() < deadline) {
+  while ((calls_->open().count() > 0 || moves()) && SteadyNow() < deadline) {
     if (!wait(kDrainPoll)) return false;
   }
   return true;
@@ -86,7 +87,7 @@ void AttndServer::StopNow() {
   calls_->admission().StartDraining();
   if (modules_ != nullptr) modules_->StartDraining();
   rpc_->StopAccepting();
-  rpc_->Shutdown(absl::Now());
+  rpc_->Shutdown(SteadyNow());
 }
 
 }  // namespace attnd

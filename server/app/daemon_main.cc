@@ -75,8 +75,8 @@ sigset_t StopSignals() {
 // Waits for SIGTERM or SIGINT; true when `time` passed without one.
 bool QuietFor(absl::Duration time) {
   sigset_t signals = StopSignals();
-  absl::Time end = absl::Now() + time;
-  for (absl::Duration left = time; left > absl::ZeroDuration(); left = end - absl::Now()) {
+  absl::Time end = SteadyNow() + time;
+  for (absl::Duration left = time; left > absl::ZeroDuration(); left = end - SteadyNow()) {
     timespec wait = absl::ToTimespec(left);
     if (sigtimedwait(&signals, nullptr, &wait) > 0) return false;
   }
@@ -115,8 +115,8 @@ class Watchdog {
       return;
     }
     stuck_ = false;
-    if (absl::Now() < next_) return;
-    next_ = absl::Now() + period_;
+    if (SteadyNow() < next_) return;
+    next_ = SteadyNow() + period_;
     Notify("WATCHDOG=1", log_);
   }
 
@@ -124,7 +124,7 @@ class Watchdog {
   const AttndServer& server_;
   Logger& log_;
   const absl::Duration period_ = WatchdogPeriod() / 3;
-  absl::Time next_ = absl::Now() + period_;
+  absl::Time next_ = SteadyNow() + period_;
   bool stuck_ = false;
 };
 

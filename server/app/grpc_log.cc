@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "server/rpc/call_log_limit.h"
 
 // Since it has no GPR_ASSERT gRPC logs with abseil.
@@ -35,7 +35,7 @@ ABSL_CONST_INIT Target* target ABSL_GUARDED_BY(target_mutex) = nullptr;
 void WriteLine(Severity severity, absl::string_view message, absl::string_view file, int line) {
   absl::MutexLock lock(&target_mutex);
   if (target == nullptr || !target->log.Writes(severity)) return;
-  std::optional<int64_t> left_out = target->limit.Take(absl::Now());
+  std::optional<int64_t> left_out = target->limit.Take(SteadyNow());
   if (!left_out.has_value()) return;
   target->log.Log(severity, "grpc",
                   {{"message", message},

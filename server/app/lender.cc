@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/service_notify.h"
 #include "base/status_macros.h"
 #include "server/app/metrics_port.h"
@@ -139,7 +139,7 @@ absl::StatusOr<bool> Lender::WaitUntilFree() {
                                       {"seconds", absl::ToDoubleSeconds(options_.lend.after)}});
   while (true) {
     ASSIGN_OR_RETURN(const std::vector<GpuUse> uses, Look());
-    if (rule_.MayTake(uses, absl::Now())) return true;
+    if (rule_.MayTake(uses, SteadyNow())) return true;
     BeatWatchdog();
     if (!wait_(kLook)) return false;
   }
@@ -148,17 +148,17 @@ absl::StatusOr<bool> Lender::WaitUntilFree() {
 absl::StatusOr<std::optional<int>> Lender::Lend() {
   ASSIGN_OR_RETURN(Child child, StartChild());
   log_.Info("lent", {{"process", child.process}});
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   rule_.Taken(static_cast<unsigned>(child.process), begin);
   while (true) {
     if (std::optional<int> code = EndOf(child.process, WNOHANG)) return code;
     absl::StatusOr<std::vector<GpuUse>> uses = Look();
     absl::StatusOr<bool> claimed =
-        uses.ok() ? rule_.MustGiveBack(*uses, absl::Now()) : uses.status();
+        uses.ok() ? rule_.MustGiveBack(*uses, SteadyNow()) : uses.status();
     if (!claimed.ok() || *claimed) GiveBack(child);
     if (!claimed.ok()) return claimed.status();
     if (*claimed) return std::nullopt;
-    if (absl::Now() - begin < kStart) BeatWatchdog();
+    if (SteadyNow() - begin < kStart) BeatWatchdog();
     if (!wait_(kLook)) return Drain(child);
   }
 }
@@ -190,10 +190,10 @@ absl::StatusOr<Lender::Child> Lender::StartChild() const {
 }
 
 void Lender::GiveBack(Child& child) {
-  const absl::Time begin = absl::Now(), end = begin + options_.lend.within;
+  const absl::Time begin = SteadyNow(), end = begin + options_.lend.within;
   child.input = FileDescriptor();
   std::optional<int> code;
-  while (!(code = EndOf(child.process, WNOHANG)).has_value() && absl::Now() < end) {
+  while (!(code = EndOf(child.process, WNOHANG)).has_value() && SteadyNow() < end) {
     stopping_ |= !wait_(kLookForEnd);
   }
   const bool killed = !code.has_value();
@@ -202,7 +202,7 @@ void Lender::GiveBack(Child& child) {
     EndOf(child.process, 0);
   }
   ++(killed ? loans_.killed : loans_.drained);
-  log_.Info("given_back", {{"seconds", absl::ToDoubleSeconds(absl::Now() - begin)},
+  log_.Info("given_back", {{"seconds", absl::ToDoubleSeconds(SteadyNow() - begin)},
                            {"how", killed ? "killed" : "drained"}});
 }
 
@@ -216,8 +216,8 @@ int Lender::Drain(const Child& child) {
 }
 
 void Lender::BeatWatchdog() {
-  if (absl::Now() < next_beat_) return;
-  next_beat_ = absl::Now() + WatchdogPeriod() / 3;
+  if (SteadyNow() < next_beat_) return;
+  next_beat_ = SteadyNow() + WatchdogPeriod() / 3;
   (void)NotifyServiceManager("WATCHDOG=1");
 }
 

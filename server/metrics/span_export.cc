@@ -19,6 +19,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "net/file_descriptor.h"
 
@@ -31,7 +32,7 @@ constexpr char kPath[] = "/v1/traces";
 constexpr int kServer = 2, kInternal = 1;  // Span.SpanKind
 constexpr int kError = 2;                  // Status.StatusCode
 
-std::string Nanoseconds(absl::Time time) { return absl::StrCat(absl::ToUnixNanos(time)); }
+std::string Nanoseconds(absl::Time time) { return absl::StrCat(absl::ToUnixNanos(WallTime(time))); }
 
 std::string NewSpanId(absl::BitGen& random) {
   return absl::StrFormat("%016x", absl::Uniform<uint64_t>(random, 1, UINT64_MAX));
@@ -55,7 +56,7 @@ Json SpanOf(const TraceContext& trace, const std::string& id, const std::string&
 // Whether the socket may be read or written before then.
 bool IsReady(int socket, short events, absl::Time until) {
   pollfd one{.fd = socket, .events = events, .revents = 0};
-  const int64_t left = absl::ToInt64Milliseconds(until - absl::Now());
+  const int64_t left = absl::ToInt64Milliseconds(until - SteadyNow());
   return left > 0 && poll(&one, 1, static_cast<int>(left)) > 0;
 }
 
@@ -105,7 +106,7 @@ std::string ReadStatus(int socket, absl::Time until) {
 
 // Whether the collector has taken it.
 bool Post(const std::string& host, const std::string& port, const std::string& body) {
-  const absl::Time until = absl::Now() + SpanExport::kTimeout;
+  const absl::Time until = SteadyNow() + SpanExport::kTimeout;
   const FileDescriptor socket = Connect(host, port, until);
   if (!socket.valid()) return false;
   const std::string header =
@@ -182,6 +183,13 @@ SpanExport::~SpanExport() {
 }
 
 void SpanExport::Add(CallSpan span) {
+  const absl::Duration to_wall = absl::Now() - SteadyNow();
+  span.begin += to_wall;
+  span.end += to_wall;
+  for (CallSpan::Stage& stage : span.stages) {
+    stage.begin += to_wall;
+    stage.end += to_wall;
+  }
   absl::MutexLock lock(&mutex_);
   if (waiting_.size() >= kMostWaiting) {
     ++dropped_;

@@ -25,7 +25,8 @@
 
 namespace attnd {
 
-// One call: a span of the daemon, child of the caller's, with a child for each stage.
+// One call: a span of the daemon, child of the caller's, with a child for each stage. Times are
+// steady (base/clock.h); Add tells them by the system's clock.
 struct CallSpan {
   struct Stage {
     const char* name;

@@ -6,7 +6,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
 #include "server/modules/module_calls.h"
@@ -115,7 +115,7 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
       SpecsOf(graph, gradient.rows, gradient.layers, header.has_forward(), header.want_dx());
   ASSIGN_OR_RETURN(gradient.payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
                                                      MemoryOf(call), call.stream));
-  call.times.admitted = absl::Now();
+  call.times.admitted = SteadyNow();
   RETURN_IF_ERROR(gradient.payloads.Receive(call.stream, type));
   if (!header.no_weight_gradients()) {
     const absl::Span<const std::byte> dy = gradient.payloads[kDyField];
@@ -123,7 +123,7 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
     gradient.dy_digest = std::async(is_small ? std::launch::deferred : kBesideOrDeferred,
                                     [this, dy] { return payload_digests_.Of(dy); });
   }
-  call.times.landed = absl::Now();
+  call.times.landed = SteadyNow();
   RETURN_IF_ERROR(Differentiate(call, gradient));
   gradient.payloads.List(*gradient.result.mutable_payload());
   return gradient.payloads.Send(call.stream, FramedHeader(gradient.result));
@@ -175,7 +175,7 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
                                                  .yield = turns.get(),
                                                  .transfers = &call.times.transfers});
   call.compute = turns->computed();
-  call.times.computed = absl::Now();
+  call.times.computed = SteadyNow();
   if (done.code() == absl::StatusCode::kCancelled) return call.wait.Stopped();
   if (!done.ok()) {
     if (add) hold->Fail();

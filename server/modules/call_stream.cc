@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "base/clock.h"
 #include "server/call/status_details.h"
 #include "server/rpc/server_context.h"
 #include "server/wire/reply_slices.h"
@@ -145,7 +146,7 @@ absl::Status CallStream::Broken() const {
   absl::MutexLock lock(&mutex_);
   if (!cut_.ok()) return cut_;
   if (!cancelled_ && write_ok_) return absl::OkStatus();
-  if (absl::Now() >= deadline_) {
+  if (SteadyNow() >= deadline_) {
     return Failure(absl::StatusCode::kDeadlineExceeded, reason::kDeadlineExceededTransfer,
                    "the deadline passed while the call was sent or received");
   }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "server/modules/stop_wakes.h"
 
 namespace attnd {
@@ -32,7 +32,7 @@ bool ComputeTurns::Place::Take() {
   auto ready = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return turns_.holder_ == this || wish_.stop.stop_requested();
   };
-  turns_.mutex_.AwaitWithDeadline(absl::Condition(&ready), wish_.deadline);
+  turns_.mutex_.AwaitWithTimeout(absl::Condition(&ready), wish_.deadline - SteadyNow());
   waits_ = false;
   return turns_.holder_ == this;
 }
@@ -143,7 +143,7 @@ void ComputeTurns::CallNext() {
   next->waits_ = false;
   next->began_ = now_();
   // A call that must be finished may have waited beyond its deadline.
-  next->work_.emplace(watch_.Begin(std::max(next->wish_.deadline, absl::Now())));
+  next->work_.emplace(watch_.Begin(std::max(next->wish_.deadline, SteadyNow())));
   holder_ = next;
 }
 

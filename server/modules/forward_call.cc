@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
 #include "server/modules/module_calls.h"
@@ -38,9 +38,9 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
   specs.push_back({kYField, "y", ActivationBytes(graph, rows, layers.end), false});
   ASSIGN_OR_RETURN(Payloads payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
                                                      MemoryOf(call), call.stream));
-  call.times.admitted = absl::Now();
+  call.times.admitted = SteadyNow();
   RETURN_IF_ERROR(payloads.Receive(call.stream, type));
-  call.times.landed = absl::Now();
+  call.times.landed = SteadyNow();
 
   const bool keep = header.training() && module->record().limits.kept_rows > 0;
   const CallDropout dropout{header.training(), header.seed(), header.offset()};
@@ -53,7 +53,7 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
         RunForward(hold, {&rows, layers, dropout, header.makes_room(), &call.times.transfers}, keep,
                    payloads, call.wait, *turns));
     call.compute = turns->computed();
-    call.times.computed = absl::Now();
+    call.times.computed = SteadyNow();
     module->pace().Took(PacedCall::kForward, layer_rows, absl::ToDoubleSeconds(call.compute));
     *result.mutable_receipt() = Computed(*module, true, rows.rows(), call);
     result.set_sequence(hold.sequence());
@@ -63,7 +63,7 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
           hold.Keep({activation, rows, dropout, layers, ForwardDigest(header), expires});
       v1::Residual& residual = *result.mutable_activations();
       residual.set_token(deps_.table.ActivationToken(*module, kept));
-      residual.set_expires_unix_ms(static_cast<uint64_t>(absl::ToUnixMillis(expires)));
+      residual.set_expires_unix_ms(static_cast<uint64_t>(absl::ToUnixMillis(WallTime(expires))));
     }
   }
   payloads.List(*result.mutable_payload());

@@ -5,7 +5,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "modules/field_error.h"
 #include "proto/attnd/v1/module_codec.h"
@@ -114,7 +114,7 @@ constexpr absl::string_view kStateCure = "space and rights of --module_state_dir
 
 void WarnOf(absl::string_view event, const absl::Status& status, absl::string_view cure,
             CallLogLimit& limit, Logger& log) {
-  const std::optional<int64_t> left_out = limit.Take(absl::Now());
+  const std::optional<int64_t> left_out = limit.Take(SteadyNow());
   if (!left_out.has_value()) return;
   log.Warning(event,
               {{"message", status.message()}, {"lines_left_out", *left_out}, {"cure", cure}});

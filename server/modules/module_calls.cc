@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "modules/check_rows.h"
 #include "modules/field_error.h"
@@ -72,7 +72,7 @@ absl::StatusOr<std::unique_ptr<DeviceTurns>> ModuleCalls::TakeDevices(
   auto turns = std::make_unique<DeviceTurns>(
       TurnsOf(module), TurnWish{call.caller, call.wait.stop, call.wait.deadline, seconds});
   if (!turns->Take()) return call.wait.Stopped();
-  call.times.turn = absl::Now();
+  call.times.turn = SteadyNow();
   return turns;
 }
 
@@ -84,7 +84,7 @@ absl::Status ModuleCalls::RefuseLate(const ModuleCall& call, const RegisteredMod
   for (const ComputeTurns* turns : TurnsOf(module)) {
     needed = std::max(needed, turns->SecondsUntilDone(call.caller, seconds));
   }
-  const double left = absl::ToDoubleSeconds(call.wait.deadline - absl::Now());
+  const double left = absl::ToDoubleSeconds(call.wait.deadline - SteadyNow());
   if (needed / 2 <= left) return absl::OkStatus();
   const std::string needed_text = absl::StrCat(needed), left_text = absl::StrCat(left);
   return Failure(absl::StatusCode::kDeadlineExceeded, reason::kDeadlineUnmeetable,

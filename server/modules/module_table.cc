@@ -4,6 +4,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
 #include "server/modules/module_errors.h"
@@ -51,7 +52,7 @@ absl::Status ModuleTable::BeginRegistration(const Key& key, const CallWait& wait
   auto over = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return !registering_.contains(key) || wait.stop.stop_requested();
   };
-  const bool in_time = mutex_.AwaitWithDeadline(absl::Condition(&over), wait.deadline);
+  const bool in_time = mutex_.AwaitWithTimeout(absl::Condition(&over), wait.deadline - SteadyNow());
   if (!in_time || wait.stop.stop_requested()) return wait.Stopped();
   registering_.insert(key);
   return absl::OkStatus();

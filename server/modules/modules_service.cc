@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "server/call/status_details.h"
 #include "server/rpc/load_report.h"
 #include "server/rpc/server_context.h"
@@ -54,7 +54,7 @@ std::vector<CallSpan::Stage> StagesOf(const ModuleTimes& times, absl::Time end) 
 
 void ExportSpan(SpanExport& spans, TraceContext trace, ModuleMethod method, const ModuleCall& call,
                 const absl::Status& status) {
-  const absl::Time end = absl::Now();
+  const absl::Time end = SteadyNow();
   spans.Add(
       {.trace = std::move(trace),
        .name = absl::StrCat("attnd.v1.Modules/", ModuleMethodName(method)),
@@ -96,7 +96,7 @@ absl::Status ModulesService::Enter(CallStream& stream, const std::string& caller
 }
 
 void ModulesService::Serve(ModuleMethod method, CallStream& stream, const std::string& caller) {
-  const absl::Time begin = absl::Now(), latest = begin + deps_.longest;
+  const absl::Time begin = SteadyNow(), latest = begin + deps_.longest;
   ModuleCall call{stream,
                   caller,
                   CallWait{stream.stop(), std::min(latest, DeadlineOf(stream.context()))},

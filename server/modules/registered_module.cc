@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
 #include "server/modules/module_errors.h"
@@ -17,7 +17,7 @@ constexpr double kMostOfTime = 0.2;  // that saves of a module take: a GPU's ste
 }  // namespace
 
 absl::Status CallWait::Stopped() const {
-  if (absl::Now() >= deadline) {
+  if (SteadyNow() >= deadline) {
     return Failure(absl::StatusCode::kDeadlineExceeded, reason::kDeadlineExceededQueue,
                    "the deadline passed while the call waited or was computed");
   }
@@ -93,7 +93,7 @@ absl::Status RegisteredModule::AwaitFree(const CallWait& wait, const Ready& read
     return Lost() || wait.stop.stop_requested() || (!busy_ && ready());
   };
   ++waiting_;
-  const bool in_time = mutex_.AwaitWithDeadline(absl::Condition(&over), wait.deadline);
+  const bool in_time = mutex_.AwaitWithTimeout(absl::Condition(&over), wait.deadline - SteadyNow());
   --waiting_;
   if (Lost()) return ModuleLost(lost_);
   if (!in_time || wait.stop.stop_requested()) return wait.Stopped();
@@ -284,9 +284,9 @@ void RegisteredModule::Hold::Save(absl::Time now, bool at_once) {
               module_->ledger_.last_reply(), module_->record_.owner_epoch,
               module_->record_.history_epoch};
   }
-  const absl::Time began = absl::Now();
+  const absl::Time began = SteadyNow();
   const bool saved = module_->state_->Save(*module_->instance_, change).ok();
-  const absl::Duration took = absl::Now() - began;
+  const absl::Duration took = SteadyNow() - began;
   absl::MutexLock lock(&module_->mutex_);
   module_->save_again_ = now + std::max(module_->state_->place().every, took / kMostOfTime);
   if (saved) module_->durable_sequence_ = change.sequence;
@@ -372,7 +372,7 @@ v1::ModuleStatus RegisteredModule::Status() const {
     status.add_micro_batches(static_cast<uint32_t>(ledger_.micro_batches()));
   }
   status.set_weights_complete(missing_ == 0);
-  status.set_expires_unix_ms(static_cast<uint64_t>(absl::ToUnixMillis(expires_)));
+  status.set_expires_unix_ms(static_cast<uint64_t>(absl::ToUnixMillis(WallTime(expires_))));
   return status;
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "modules/field_error.h"
 #include "server/call/status_details.h"
@@ -179,13 +179,13 @@ absl::Status ModuleCalls::GradientStatsOf(ModuleCall& call) {
     RETURN_IF_ERROR(call.stream.HoldRequest(static_cast<int64_t>(entries) * kObjectBytes));
   }
   v1::GradientStatsResponse response;
-  call.times.landed = absl::Now();
+  call.times.landed = SteadyNow();
   {
     ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(request.sequence(), call.wait));
     RETURN_IF_ERROR(hold.CheckGradient(request.micro_batches()));
     ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *module));
     absl::Status found = FillStats(*module, hold.instance(), request, response);
-    call.times.computed = absl::Now();
+    call.times.computed = SteadyNow();
     if (!found.ok()) return Classified(std::move(found));
   }
   return Reply(call.stream, response);
@@ -231,7 +231,7 @@ absl::Status ModuleCalls::SumGradients(ModuleCall& call) {
   }
   RETURN_IF_ERROR(CheckConnected(*module));
   v1::SumGradientsResponse response;
-  call.times.landed = absl::Now();
+  call.times.landed = SteadyNow();
   if (request.group().empty()) {
     ASSIGN_OR_RETURN(*response.mutable_group(), NewGroup(*module, request, call.wait));
     return Reply(call.stream, response);
@@ -239,7 +239,7 @@ absl::Status ModuleCalls::SumGradients(ModuleCall& call) {
   CallWait patience = call.wait;
   if (request.timeout_ms() > 0) {
     patience.deadline =
-        std::min(patience.deadline, absl::Now() + absl::Milliseconds(request.timeout_ms()));
+        std::min(patience.deadline, SteadyNow() + absl::Milliseconds(request.timeout_ms()));
   }
   const ReplicaCall sum = {.group = request.group(),
                            .replica = static_cast<int>(request.replica()),
@@ -323,7 +323,7 @@ absl::Status ModuleCalls::Step(ModuleCall& call) {
     return status;
   };
   v1::StepResponse response;
-  call.times.landed = absl::Now();
+  call.times.landed = SteadyNow();
   {
     request.clear_token();  // another one after a restart
     std::string digest = DigestOf(request);
@@ -341,7 +341,7 @@ absl::Status ModuleCalls::Step(ModuleCall& call) {
                        TakeDevices(call, *module, module->pace().SecondsFor(PacedCall::kStep, 1)));
       absl::StatusOr<v1::StepResponse> applied = Apply(hold, request);
       call.compute = turns->computed();
-      call.times.computed = absl::Now();
+      call.times.computed = SteadyNow();
       module->pace().Took(PacedCall::kStep, 1, absl::ToDoubleSeconds(call.compute));
       if (!applied.ok()) {
         hold.Fail();
@@ -350,7 +350,7 @@ absl::Status ModuleCalls::Step(ModuleCall& call) {
       response = *std::move(applied);
       hold.Changed(std::move(digest), response.SerializeAsString());
       hold.Save(deps_.table.clock().Now());
-      call.times.saved = absl::Now();
+      call.times.saved = SteadyNow();
     } else {
       if (!response.ParseFromString(change->reply)) return StepConflict(request.sequence());
       response.set_replayed(true);

@@ -9,6 +9,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "proto/attnd/v1/chunk_framing.h"
 #include "server/call/status_details.h"
@@ -200,7 +201,7 @@ absl::Status ModuleCalls::PutTensors(ModuleCall& call) {
   sent.tensors = std::move(reader.tensors());
   sent.commit = reader.commit();
   sent.digest = reader.digest();
-  call.times.landed = absl::Now();
+  call.times.landed = SteadyNow();
   v1::PutTensorsResponse response;
   ASSIGN_OR_RETURN(const bool is_new,
                    is_gradient ? ReplaceGradients(call, sent) : ChangeState(call, sent));
@@ -211,14 +212,14 @@ absl::Status ModuleCalls::PutTensors(ModuleCall& call) {
 
 absl::StatusOr<bool> ModuleCalls::ReplaceGradients(ModuleCall& call, SentTensors& sent) {
   RETURN_IF_ERROR(CheckGradients(sent.tensors, sent.commit));
-  ASSIGN_OR_RETURN(
-      RegisteredModule::MicroBatchTurn turn,
-      sent.module->TakeMicroBatch(sent.header.sequence(), sent.header.micro_batch(),
-                                  [&] { return sent.digest; }, call.wait));
+  ASSIGN_OR_RETURN(RegisteredModule::MicroBatchTurn turn,
+                   sent.module->TakeMicroBatch(
+                       sent.header.sequence(), sent.header.micro_batch(),
+                       [&] { return sent.digest; }, call.wait));
   if (turn.added) return false;
   ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *sent.module));
   absl::Status put = PutEach(turn.hold, sent.tensors);
-  call.times.computed = absl::Now();
+  call.times.computed = SteadyNow();
   if (!put.ok()) {
     turn.hold.Fail();
     return Classified(std::move(put));
@@ -237,7 +238,7 @@ absl::StatusOr<bool> ModuleCalls::ChangeState(ModuleCall& call, SentTensors& sen
   ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *sent.module));
   absl::Status put = hold.instance().ClearGradients();
   if (put.ok()) put = PutEach(hold, sent.tensors);
-  call.times.computed = absl::Now();
+  call.times.computed = SteadyNow();
   if (!put.ok()) {
     hold.Fail();
     return Classified(std::move(put));
@@ -247,7 +248,7 @@ absl::StatusOr<bool> ModuleCalls::ChangeState(ModuleCall& call, SentTensors& sen
   }
   hold.Changed(std::move(sent.digest), "");
   hold.Save(deps_.table.clock().Now());
-  call.times.saved = absl::Now();
+  call.times.saved = SteadyNow();
   return true;
 }
 
@@ -358,7 +359,7 @@ absl::Status ModuleCalls::GetTensors(ModuleCall& call) {
     tensors.push_back(std::move(tensor));
   }
   v1::GetTensorsResponse first;
-  call.times.landed = absl::Now();
+  call.times.landed = SteadyNow();
   {
     ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(sequence, call.wait));
     ASSIGN_OR_RETURN(const auto turns, TakeDevices(call, *module));
@@ -367,7 +368,7 @@ absl::Status ModuleCalls::GetTensors(ModuleCall& call) {
                                              {tensor.bytes(), static_cast<size_t>(tensor.size())});
       if (!got.ok()) return Classified(std::move(got));
     }
-    call.times.computed = absl::Now();
+    call.times.computed = SteadyNow();
     *first.mutable_status() = module->Status();
   }
   RETURN_IF_ERROR(Reply(call.stream, first));

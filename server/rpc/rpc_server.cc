@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/clock.h"
 #include "base/cpu_quota.h"
 #include "base/status_macros.h"
 #include "net/congestion_control.h"
@@ -128,7 +129,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::vector<st
 
 RpcServer::~RpcServer() {
   StopAccepting();
-  if (server_ != nullptr) Shutdown(absl::Now());
+  if (server_ != nullptr) Shutdown(SteadyNow());
   unary_calls_.reset();
 }
 
@@ -214,7 +215,7 @@ void RpcServer::StopAccepting() {
 }
 
 void RpcServer::Shutdown(absl::Time deadline) {
-  server_->Shutdown(absl::ToChronoTime(deadline));
+  server_->Shutdown(absl::ToChronoTime(WallTime(deadline)));
   unary_calls_->Wait();  // gRPC waits for its callbacks alone
 }
 

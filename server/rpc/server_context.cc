@@ -5,15 +5,18 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "server/call/status_details.h"
 
 namespace attnd {
 
 absl::Time DeadlineOf(const grpc::ServerContextBase& context) {
-  gpr_timespec deadline = gpr_convert_clock_type(context.raw_deadline(), GPR_CLOCK_REALTIME);
-  bool none = gpr_time_cmp(deadline, gpr_inf_future(GPR_CLOCK_REALTIME)) == 0;
-  return none ? absl::InfiniteFuture()
-              : absl::FromUnixSeconds(deadline.tv_sec) + absl::Nanoseconds(deadline.tv_nsec);
+  const gpr_timespec deadline = gpr_convert_clock_type(context.raw_deadline(), GPR_CLOCK_MONOTONIC);
+  if (gpr_time_cmp(deadline, gpr_inf_future(GPR_CLOCK_MONOTONIC)) == 0) {
+    return absl::InfiniteFuture();
+  }
+  const gpr_timespec left = gpr_time_sub(deadline, gpr_now(GPR_CLOCK_MONOTONIC));
+  return SteadyNow() + absl::Seconds(left.tv_sec) + absl::Nanoseconds(left.tv_nsec);
 }
 
 TraceContext TraceOf(const grpc::ServerContextBase& context) {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "base/clock.h"
 
 namespace attnd {
 
@@ -32,9 +32,9 @@ void DeadlineTimer::Remove(uint64_t id, absl::Time deadline) {
 void DeadlineTimer::Main() {
   absl::MutexLock lock(&mutex_);
   while (!stopping_) {
-    if (pending_.empty() || absl::Now() < pending_.begin()->first) {
+    if (pending_.empty() || SteadyNow() < pending_.begin()->first) {
       wakes_at_ = pending_.empty() ? absl::InfiniteFuture() : pending_.begin()->first;
-      changed_.WaitWithDeadline(&mutex_, wakes_at_);
+      changed_.WaitUntil(mutex_, wakes_at_);
       continue;
     }
     uint64_t id = pending_.begin()->second;

@@ -11,6 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/steady_cond_var.h"
 
 namespace attnd {
 
@@ -28,7 +29,7 @@ class DeadlineTimer {
 
   const std::function<void(uint64_t)> expired_;
   absl::Mutex mutex_;
-  absl::CondVar changed_;
+  SteadyCondVar changed_;
   std::set<std::pair<absl::Time, uint64_t>> pending_ ABSL_GUARDED_BY(mutex_);
   // Until when the thread sleeps: a later deadline need not wake it, so that a call which is
   // answered in time costs no switch of threads.

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "net/descriptor_socket.h"
 #include "proto/attnd/v1/shared_memory.pb.h"
@@ -163,7 +163,7 @@ int SharedMemoryService::PollTimeout(absl::Time now) const {
 void SharedMemoryService::Serve() {
   std::vector<pollfd> polled;
   while (true) {
-    absl::Time now = absl::Now();
+    absl::Time now = SteadyNow();
     polled.assign({{wake_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}});
     if (now < accept_again_) polled[1].events = 0;
     for (const auto& [fd, connection] : connections_) polled.push_back({fd, POLLIN, 0});
@@ -173,7 +173,7 @@ void SharedMemoryService::Serve() {
       if (polled[n].revents == 0) continue;
       if (!connections_[polled[n].fd]->ServeOne()) connections_.erase(polled[n].fd);
     }
-    now = absl::Now();
+    now = SteadyNow();
     CloseIdle(now);
     if (polled[1].revents != 0) Accept(now);
     connection_count_ = static_cast<int>(connections_.size());

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "base/clock.h"
 #include "proto/attnd/v1/chunk_framing.h"
 #include "proto/attnd/v1/wire_writer.h"
 #include "server/wire/reply_slices.h"
@@ -97,7 +98,7 @@ absl::InlinedVector<Payload, 5> PayloadsOf(const Result& result) {
 v1::Residual EncodeLease(const LeaseGrant& lease) {
   v1::Residual residual;
   residual.set_token(lease.token);
-  residual.set_expires_unix_ms(static_cast<uint64_t>(absl::ToUnixMillis(lease.expires)));
+  residual.set_expires_unix_ms(static_cast<uint64_t>(absl::ToUnixMillis(WallTime(lease.expires))));
   residual.set_bytes_held(static_cast<uint64_t>(lease.bytes));
   return residual;
 }

@@ -113,7 +113,7 @@ TEST(ClientCut, AddsUpGradientsOfRowsWhereItMay) {
   ExpectGradientsAddedUp(got, expected);
 }
 
-// Their pieces are sent to nobody.
+// These rows go with the first that see some: pieces have like shares of the scores.
 TEST(ClientCut, AddsUpGradientsWhereSomeRowsSeeNoKey) {
   Daemon daemon(MakeCpuBackend({.threads = 2}));
   auto engine = MakeCpuBackend({.threads = 2});
@@ -124,7 +124,7 @@ TEST(ClientCut, AddsUpGradientsWhereSomeRowsSeeNoKey) {
   Outputs expected = RunWhole(*engine, p, in), got(p);
   auto backward = Client(daemon, true)->Backward(p, BackwardInputs(in, expected), got.backward());
   ASSERT_TRUE(backward.ok()) << backward.status();
-  EXPECT_GE(backward->shards, 4);
+  EXPECT_GE(backward->shards, 3);
   ExpectGradientsAddedUp(got, expected);
 }
 

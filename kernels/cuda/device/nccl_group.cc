@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 
 namespace attnd::cuda {
@@ -16,11 +17,11 @@ constexpr absl::Duration kShortestPause = absl::Microseconds(20),
 // Asks until it is so; sleeps grow with the time waited.
 template <class Ask>
 absl::Status Await(const NcclGroup::Patience& patience, const Ask& ask) {
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   while (true) {
     ASSIGN_OR_RETURN(const bool is_so, ask());
     if (is_so) return absl::OkStatus();
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (patience.stop.stop_requested()) return absl::CancelledError("stopped");
     if (now >= patience.deadline) {
       return absl::DeadlineExceededError(
