@@ -10,7 +10,6 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "attention/cost.h"
 #include "attention/masks/mask_description.h"
 #include "base/cpu_quota.h"
 #include "base/status_macros.h"
@@ -470,13 +469,6 @@ class AttentionClient::Impl {
     return plain && connections_->on_this_host() ? kLargeChunkBytes : kChunkBytes;
   }
 
-  // For longer than even several times its bytes take on this host.
-  static bool ComputesLong(const Problem& problem, Direction direction, const MessageSizes& sizes) {
-    constexpr double kLongFlopsPerByte = 2e4;
-    return Flops(problem, direction) >=
-           kLongFlopsPerByte * static_cast<double>(sizes.request + sizes.reply);
-  }
-
   // How a call is cut, and which of its shards are streamed.
   struct Sending {
     PlanLimits plan;
@@ -496,7 +488,7 @@ class AttentionClient::Impl {
       ServerLimits server = LimitsOfAll(deadline, options);
       plan.max_message_bytes = std::min(plan.max_message_bytes, server.max_message_bytes);
       sending.lists_outside = server.mask_data && mask_bytes > MessageLimits::kAnyServerTakes;
-      if (connections_->on_this_host() && ComputesLong(problem, direction, whole)) {
+      if (connections_->on_this_host() && ComputesLong(problem, direction)) {
         plan.devices = server.devices;
       }
       if (server.streams) {

@@ -217,6 +217,13 @@ MessageSizes MessageSizesOf(const Problem& p, Direction direction) {
   return {payload.input + header, payload.output + kHeaderBytes};
 }
 
+bool ComputesLong(const Problem& p, Direction direction) {
+  constexpr double kLongFlopsPerByte = 2e4;
+  const MessageSizes sizes = MessageSizesOf(p, direction);
+  return Flops(p, direction) >=
+         kLongFlopsPerByte * static_cast<double>(sizes.request + sizes.reply);
+}
+
 absl::StatusOr<std::vector<ShardRange>> PlanShards(const Problem& p, Direction direction,
                                                    const PlanLimits& limits) {
   int64_t target = std::min(limits.target_bytes, limits.max_message_bytes);

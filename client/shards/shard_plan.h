@@ -38,6 +38,9 @@ struct MessageSizes {
 // and d_lse of a backward request.
 MessageSizes MessageSizesOf(const Problem& sub_problem, Direction direction);
 
+// Whether a call computes for longer than even several times its bytes take on one host.
+bool ComputesLong(const Problem& problem, Direction direction);
+
 // In ascending order of batch entry, head, then row or key. At least one; together they cover the
 // problem. The problem is valid. Errors: OUT_OF_RANGE when one batch entry's KV-head group alone is
 // above max_message_bytes.

@@ -45,14 +45,17 @@ def main():
         x = np.ones((1, 8, 16), np.float32)
         for seconds in (2 * DAY, -2 * DAY, 0):
             found = []
-            calls = [threading.Thread(target=lambda: found.append(client.forward(large, large, large).out)) for _ in range(3)]
-            for call in calls:
-                call.start()
+
+            def call(found=found):
+                found.append(client.forward(large, large, large).out)
+            calls = [threading.Thread(target=call) for _ in range(3)]
+            for thread in calls:
+                thread.start()
             time.sleep(0.1)  # some are on their way, or wait
             y, activations = module.forward(x, keep=True)
             move(seconds)
-            for call in calls:
-                call.join()
+            for thread in calls:
+                thread.join()
             assert len(found) == 3 and all(np.array_equal(one, expected) for one in found), seconds
             kept = client.backward(small, small, small, small, forward.out, forward.lse, residual=forward.residual)
             assert kept.receipt.leased == 1, seconds  # it has not expired
