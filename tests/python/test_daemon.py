@@ -126,7 +126,7 @@ def test_out_may_be_an_input(client, rng):
     from attnd import _problem, _wire
     problem = _problem.resolve(q, k, v)
     wire = _wire.choose(problem, [q, k, v])
-    place = _wire.Destination("out", problem, wire, problem.o_shape, problem.q, (problem.q.bits, k, v))
+    place = _wire.Destination(problem, wire, problem.o_shape, problem.q, (problem.q.bits, k, v))
     assert not np.shares_memory(place.array, q)  # a later shard, or a retry, still reads q
     expected = client.forward(q, k, v).out
     np.testing.assert_array_equal(client.forward(q, k, v, out=q).out, expected)

@@ -283,7 +283,7 @@ def test_modules_of_all_addresses_are_listed_and_released(own_daemon):
         assert attnctl("module", "release", "b").returncode == 0
         assert [one["name"] for one in json.loads(attnctl("module", "list").stdout)] == ["a"]
         missing = attnctl("module", "release", "b")
-        assert missing.returncode == 4 and "MODULE_LOST" in missing.stderr, missing
+        assert missing.returncode == 4 and "NOT_FOUND" in missing.stderr, missing
         other.kill()
         listed = attnctl("module", "list")
         assert [one["name"] for one in json.loads(listed.stdout)] == ["a"] and listed.returncode == 3
