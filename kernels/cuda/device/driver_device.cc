@@ -17,6 +17,7 @@
 #include "kernels/cuda/device/driver_stream.h"
 #include "kernels/cuda/device/launch_slot.h"
 #include "kernels/cuda/device/launch_turns.h"
+#include "kernels/cuda/device/pinned_piece.h"
 #include "kernels/cuda/driver/memory_pool.h"
 #include "kernels/cuda/library/embedded_kernels.h"
 #include "kernels/cuda/library/kernel_library.h"
@@ -67,7 +68,7 @@ class DriverDevice final : public KernelDevice {
     RETURN_IF_ERROR(context_.MakeCurrent());
     ASSIGN_OR_RETURN(PinnedRange range, PinnedRange::Register(*driver_, memory));
     absl::MutexLock lock(&mutex_);
-    pinned_[memory.data()] = {static_cast<int64_t>(memory.size()), std::move(range)};
+    pinned_[memory.data()] = std::make_unique<Pinned>(std::move(range), memory);
     return absl::OkStatus();
   }
   void UnregisterHost(absl::Span<std::byte> memory) override {
@@ -82,6 +83,12 @@ class DriverDevice final : public KernelDevice {
  private:
   friend class DriverLaunch;
   friend class HeldBlock;
+  struct Pinned {
+    Pinned(PinnedRange locked, absl::Span<std::byte> memory)
+        : range(std::move(locked)), piece(memory) {}
+    PinnedRange range;
+    PinnedPiece piece;
+  };
   explicit DriverDevice(const DriverDeviceOptions& options) : options_(options) {}
   absl::Status Start();
   absl::Status StartMemory();
@@ -112,16 +119,9 @@ class DriverDevice final : public KernelDevice {
   void CountUse(const ArenaBytes& use, int sign);
   // Whether rows begin and end in page-locked memory of different pieces, or in one and outside. To
   // the driver the last row is as long as rows lie apart.
-  bool CrossesPinnedMemory(const HostCopy& copy) {
-    absl::MutexLock lock(&mutex_);
-    auto piece_of = [this](std::byte* at) ABSL_SHARED_LOCKS_REQUIRED(mutex_) -> const void* {
-      const auto next = pinned_.upper_bound(at);
-      if (next == pinned_.begin()) return nullptr;
-      const auto& [begin, piece] = *std::prev(next);
-      return at < begin + piece.first ? begin : nullptr;
-    };
-    std::byte* const last = copy.host + copy.rows * copy.host_pitch - 1;
-    return piece_of(copy.host) != piece_of(last);
+  static bool CrossesPinnedMemory(const HostCopy& copy) {
+    const std::byte* const last = copy.host + copy.rows * copy.host_pitch - 1;
+    return PinnedPiece::BeginOf(copy.host) != PinnedPiece::BeginOf(last);
   }
 
   const DriverDeviceOptions options_;
@@ -143,7 +143,7 @@ class DriverDevice final : public KernelDevice {
   absl::Mutex mutex_;
   std::vector<LaunchSlot*> free_slots_ ABSL_GUARDED_BY(mutex_);
   // By where they begin, with their lengths.
-  std::map<std::byte*, std::pair<int64_t, PinnedRange>> pinned_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::byte*, std::unique_ptr<Pinned>> pinned_ ABSL_GUARDED_BY(mutex_);
   uint64_t given_back_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<bool> lost_{false};
   std::atomic<int64_t> input_{0}, output_{0}, workspace_{0}, lease_{0}, peak_{0};
@@ -191,7 +191,7 @@ class DriverLaunch final : public DeviceLaunch {
 
   absl::Status Upload(const HostCopy& copy) override {
     RETURN_IF_ERROR(BeginUpload());
-    if (copy.rows > 1 && device_.CrossesPinnedMemory(copy)) {
+    if (copy.rows > 1 && DriverDevice::CrossesPinnedMemory(copy)) {
       return EachRow(copy, [this](const HostCopy& row) { return Upload(row); });
     }
     uploaded_bytes_ += copy.total();
@@ -207,7 +207,7 @@ class DriverLaunch final : public DeviceLaunch {
                            const std::function<bool()>& wanted) override;
   absl::Status Download(const HostCopy& copy) override {
     RETURN_IF_ERROR(BeginDownload());
-    if (copy.rows > 1 && device_.CrossesPinnedMemory(copy)) {
+    if (copy.rows > 1 && DriverDevice::CrossesPinnedMemory(copy)) {
       return EachRow(copy, [this](const HostCopy& row) { return Download(row); });
     }
     downloaded_bytes_ += copy.total();

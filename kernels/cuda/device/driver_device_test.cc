@@ -152,11 +152,12 @@ TEST_F(DriverDeviceTest, LaunchesInMemoryThatIsHeld) {
 }
 
 TEST_F(DriverDeviceTest, CopiesRowsOfDifferentPageLockedMemoryOneByOne) {
-  auto device = Make();
-  ASSERT_TRUE(device.ok()) << device.status();
+  // Those that another device has locked are no other.
+  auto device = Make({.memory_fraction = 0.4}), locks = Make({.memory_fraction = 0.4});
+  ASSERT_TRUE(device.ok() && locks.ok()) << device.status() << locks.status();
   std::vector<std::byte> memory(3000);
   for (int n : {0, 2000}) {
-    ASSERT_TRUE((*device)->RegisterHost(absl::MakeSpan(memory).subspan(n, 1000)).ok());
+    ASSERT_TRUE((*locks)->RegisterHost(absl::MakeSpan(memory).subspan(n, 1000)).ok());
   }
   auto launch = (*device)->Begin(1024, {});
   ASSERT_TRUE(launch.ok());
@@ -179,7 +180,7 @@ TEST_F(DriverDeviceTest, CopiesRowsOfDifferentPageLockedMemoryOneByOne) {
   }
   EXPECT_EQ(fake_.calls("cuMemcpy2DAsync"), 1);
   ASSERT_TRUE((*launch)->Finish().ok());
-  for (int n : {0, 2000}) (*device)->UnregisterHost(absl::MakeSpan(memory).subspan(n, 1000));
+  for (int n : {0, 2000}) (*locks)->UnregisterHost(absl::MakeSpan(memory).subspan(n, 1000));
 }
 
 TEST_F(DriverDeviceTest, RunsAStandInWhereItWantsAKernelsPlace) {
