@@ -32,7 +32,7 @@ constexpr char kPath[] = "/v1/traces";
 constexpr int kServer = 2, kInternal = 1;  // Span.SpanKind
 constexpr int kError = 2;                  // Status.StatusCode
 
-std::string Nanoseconds(absl::Time time) { return absl::StrCat(absl::ToUnixNanos(WallTime(time))); }
+std::string Nanoseconds(absl::Time time) { return absl::StrCat(absl::ToUnixNanos(time)); }
 
 std::string NewSpanId(absl::BitGen& random) {
   return absl::StrFormat("%016x", absl::Uniform<uint64_t>(random, 1, UINT64_MAX));
