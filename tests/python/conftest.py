@@ -131,6 +131,18 @@ def daemon():
     made.stop()
 
 
+@pytest.fixture
+def connected(daemon):
+    """attnd.torch's connection is one to the shared daemon, and PyTorch's random numbers are the same each time."""
+    import torch
+
+    import attnd.torch
+    attnd.torch.connect(daemon.address, timeout=60, wait_for_ready=True)
+    torch.manual_seed(5)
+    yield
+    attnd.torch.disconnect()
+
+
 @pytest.fixture(scope="module")
 def two_daemons(daemon):
     """Layers go to the shared daemon, by its names "" and "a", and to another one, by "b"."""

@@ -17,18 +17,11 @@ from attnd.modules.layers import Variant  # noqa: E402
 from attnd.modules.parts import Parts  # noqa: E402
 from attnd.modules import Module  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("connected")
 WIDTH = int(os.environ.get("ATTND_TEST_WIDTH", "64"))
 HEADS, LENGTH, LAYERS, KEPT = WIDTH // 16, 13 * WIDTH // 64, 2, (13 * WIDTH // 64, 9)
 ELEMENTS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 MOST = 2.0
-
-
-@pytest.fixture(autouse=True)
-def connected(daemon):
-    attnd.torch.connect(daemon.address, timeout=60, wait_for_ready=True)
-    torch.manual_seed(5)
-    yield
-    attnd.torch.disconnect()
 
 
 def exact_results(folder, layers, sent, memory, x, dy):

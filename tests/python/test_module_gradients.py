@@ -12,15 +12,7 @@ from torch import nn  # noqa: E402
 import attnd  # noqa: E402
 import attnd.torch  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def connected(daemon):
-    attnd.torch.connect(daemon.address, timeout=60, wait_for_ready=True)
-    torch.manual_seed(5)
-    yield
-    attnd.torch.disconnect()
-
-
+pytestmark = pytest.mark.usefixtures("connected")
 X = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
 
 

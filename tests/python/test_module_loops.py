@@ -14,16 +14,9 @@ import attnd.modules  # noqa: E402
 import attnd.torch  # noqa: E402
 from attnd.modules.module import Module  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("connected")
 COUNT = 4
 X = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(autouse=True)
-def connected(daemon):
-    attnd.torch.connect(daemon.address, timeout=60, wait_for_ready=True)
-    torch.manual_seed(5)
-    yield
-    attnd.torch.disconnect()
 
 
 @pytest.fixture
