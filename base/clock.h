@@ -13,9 +13,8 @@ namespace attnd {
 
 // The system's clock when this was first asked, and what has passed since.
 absl::Time SteadyNow();
-// A moment by the system's clock as it is set now, and back.
+// A moment by the system's clock as it is set now.
 inline absl::Time WallTime(absl::Time steady) { return absl::Now() + (steady - SteadyNow()); }
-inline absl::Time SteadyTime(absl::Time wall) { return SteadyNow() + (wall - absl::Now()); }
 
 class Clock {
  public:

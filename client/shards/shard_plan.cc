@@ -155,12 +155,22 @@ bool IsBetter(const Plan& a, const Plan& b, int64_t target) {
   return false;
 }
 
-// One shard in pieces for that many devices; nothing where it may not be cut by rows.
-std::optional<Plan> CutForDevices(const Problem& p, Direction direction, const PlanLimits& limits,
-                                  const ShardRange& shard) {
-  if (!MayCut(p, shard, direction, Cut::kRows)) return std::nullopt;
+// Bytes of the larger message of each of so many like shards.
+int64_t ShareOf(const Problem& p, Direction direction, int64_t devices) {
+  if (devices == 1) return INT64_MAX;
+  const MessageSizes whole = MessageSizesOf(p, direction);
+  const PayloadBytes payload = BytesOf(p, direction);
+  return std::max(whole.request, whole.reply) -
+         std::max(payload.input, payload.output) * (devices - 1) / devices;
+}
+
+// A plan of one shard becomes one of pieces by rows, one for each device; not where parts would
+// have to be put together.
+Plan CutForDevices(const Problem& p, Direction direction, const PlanLimits& limits, Plan plan) {
+  const ShardRange& shard = plan.shards.front();
+  if (plan.shards.size() > 1 || !MayCut(p, shard, direction, Cut::kRows)) return plan;
   std::vector<ShardRange> pieces = CutShard(p, shard, Cut::kRows, limits.devices, limits.steps);
-  if (IsPartial(pieces.front(), direction)) return std::nullopt;
+  if (IsPartial(pieces.front(), direction)) return plan;
   return Costed(p, direction, std::move(pieces));
 }
 
@@ -226,33 +236,22 @@ bool ComputesLong(const Problem& p, Direction direction) {
 
 absl::StatusOr<std::vector<ShardRange>> PlanShards(const Problem& p, Direction direction,
                                                    const PlanLimits& limits) {
-  int64_t target = std::min(limits.target_bytes, limits.max_message_bytes);
-  if (limits.devices > 1) {
-    const MessageSizes whole = MessageSizesOf(p, direction);
-    const PayloadBytes payload = BytesOf(p, direction);
-    const int64_t others = limits.devices - 1;
-    target =
-        std::min(target, std::max(whole.request, whole.reply) -
-                             std::max(payload.input, payload.output) * others / limits.devices);
-  }
-  Plan best = PlanByBatch(p, direction, target);
-  if (best.shards.size() == 1 && best.largest_message <= target) return std::move(best.shards);
-  bool cut_entries = best.largest_message > target || WantsBiasGradient(p, direction);
+  const int64_t target = std::min(limits.target_bytes, limits.max_message_bytes);
+  // Each device has a part of the batch entries, or of the heads.
+  const int64_t of_device = std::min(target, ShareOf(p, direction, limits.devices));
+  Plan best = PlanByBatch(p, direction, of_device);
+  if (best.shards.size() == 1 && best.largest_message <= of_device) return std::move(best.shards);
+  bool cut_entries = best.largest_message > of_device || WantsBiasGradient(p, direction);
   if (MayCutHeadsOfWholeBatch(p, direction)) {
-    Plan other = PlanByHeads(p, direction, target);
-    if (IsBetter(other, best, target)) best = std::move(other);
+    Plan other = PlanByHeads(p, direction, of_device);
+    if (IsBetter(other, best, of_device)) best = std::move(other);
   }
   if (cut_entries) {
-    Plan other = PlanByBatchAndHeads(p, direction, target);
-    if (IsBetter(other, best, target)) best = std::move(other);
+    Plan other = PlanByBatchAndHeads(p, direction, of_device);
+    if (IsBetter(other, best, of_device)) best = std::move(other);
   }
-  std::optional<Plan> for_devices;
-  if (limits.devices > 1 && best.shards.size() == 1) {
-    for_devices = CutForDevices(p, direction, limits, best.shards.front());
-  }
-  if (for_devices.has_value()) {
-    best = *std::move(for_devices);
-  } else if (best.largest_message > target) {
+  if (limits.devices > 1) best = CutForDevices(p, direction, limits, std::move(best));
+  if (best.largest_message > target) {
     best = CutFurther(p, direction, limits, target, std::move(best));
   }
   if (best.largest_message > limits.max_message_bytes) return TooLarge(p, best, limits);

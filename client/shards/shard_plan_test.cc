@@ -135,8 +135,12 @@ TEST(PlanShards, CutsALongCallForEachDevice) {
   EXPECT_NEAR(rows * rows / (double{1 << 20} * (1 << 20)), 0.5, 1e-3);
   EXPECT_EQ(shards->back().row_begin, shards->front().row_count);
   EXPECT_EQ(shards->back().row_begin + shards->back().row_count, 1 << 20);
-  // Gradients of keys would be sums of the pieces'.
-  ASSERT_EQ(PlanShards(p, Direction::kBackward, limits)->size(), 1u);
+  // Gradients of keys would be sums of the pieces', which bytes alone are a reason for.
+  for (const bool merge : {true, false}) {
+    limits.merge = merge;
+    ASSERT_EQ(PlanShards(p, Direction::kForward, limits)->front().cut, Cut::kRows);
+    ASSERT_EQ(PlanShards(p, Direction::kBackward, limits)->size(), 1u);
+  }
   for (Direction direction : {Direction::kForward, Direction::kBackward}) {
     shards = PlanShards(Dense(1, 4, 1 << 16), direction, limits);
     ASSERT_EQ(shards->size(), 2u);

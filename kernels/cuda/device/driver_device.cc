@@ -142,7 +142,7 @@ class DriverDevice final : public KernelDevice {
   absl::Mutex compute_mutex_;  // the kernels of a slice stand together
   absl::Mutex mutex_;
   std::vector<LaunchSlot*> free_slots_ ABSL_GUARDED_BY(mutex_);
-  // By where they begin, with their lengths.
+  // That this device has locked, by where they begin.
   std::map<std::byte*, std::unique_ptr<Pinned>> pinned_ ABSL_GUARDED_BY(mutex_);
   uint64_t given_back_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<bool> lost_{false};
