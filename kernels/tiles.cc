@@ -244,7 +244,7 @@ void AddDense(int number_blocks, int chain_blocks, std::vector<KernelRow>& rows)
   add(KernelKind::kDenseNumbers, number_blocks);
   add(KernelKind::kDenseChain, chain_blocks);
   add(KernelKind::kDenseNorm, 4, 48);
-  add(KernelKind::kDenseAnyNorm, 4, 192);
+  add(KernelKind::kDenseAnyNorm, 4, 272);
   add(KernelKind::kDenseColumnSums, 3, 24);
   add(KernelKind::kDenseRotary, 1);
   add(KernelKind::kDenseSquares, 1);

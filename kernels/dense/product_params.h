@@ -49,6 +49,14 @@ struct GradientCut {
   int32_t tile_columns, whole_tiles, item_blocks;
 };
 
+// A curve of C's numbers as they are rounded to C's element, which is the operands'; its tensors lie
+// as C does. One of the two pointers is null.
+struct ProductCurve {
+  int32_t curve;   // CurveCode; 0: none
+  void* value;     // ← curve(C), beside C, which may be null then
+  const void* at;  // C ← C · the curve's slope at these numbers
+};
+
 // A product in wide tiles: 16-bit numbers, and the maps of A and B as they lie. A box has
 // kWideProductStep columns of the memory: of the depth, or of C's rows (columns); and as many rows
 // of it as a tile has rows (columns), or kWideProductStep of the depth.
@@ -60,6 +68,7 @@ struct WideProductDesc {
   GradientCut cut;  // with kProductAddBlocks
   int32_t items;    // tiles, or items of a gradient
   int32_t* claims;  // with kProductAddBlocks: a word of the launch, zero before and after
+  ProductCurve curve;  // with kProductStore alone
 };
 
 // Rows and columns of C that a block makes; small ones where large ones leave a GPU idle.

@@ -2,10 +2,11 @@
 // (kernels/dense/product_params.h), to the bits of sm80's ProductKernel: the tensor cores of both
 // add one chain of sixteens. One warpgroup brings: a thread loads kStages steps of the depth by
 // tensor maps. Two compute, each a tile of its own, in turns: while one's products run, the other's
-// numbers leave. A block stays for many tiles.
+// numbers leave, and pass through a curve where the product has one. A block stays for many tiles.
 // Errors: none. Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Instructions".
 #pragma once
 
+#include "kernels/dense/curves.h"
 #include "kernels/dense/product_tiles.h"
 #include "kernels/sm90/tile_math.h"
 
@@ -138,6 +139,7 @@ struct WideProductKernel {
       const ProductPlace place = ProductPlaceOf<kRows, kColumns>(p, item.number);
       ptx::BarrierSync(group + 1, kGroupThreads);  // nobody reads the last tile's
       BringBias(p, place.column, at.thread % kGroupThreads, biases);
+      PrefetchSlopes(*item.desc, place, at.thread % kGroupThreads);
       Sums sums[kHalves];
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
@@ -172,7 +174,7 @@ struct WideProductKernel {
       ptx::BarrierSync(group + 1, kGroupThreads);
       const ProductPlace first = {place.row + kStoredRows * (warp % kGroupWarps), place.column};
       if (p.c_element == Math::kElement) {
-        StoreHalves(p, first, biases, lane, shared.out[warp], sums);
+        StoreHalves(*item.desc, first, biases, lane, shared.out[warp], sums);
       } else {
         StoreAny(p, first, lane, shared.out[warp], sums);
       }
@@ -188,9 +190,25 @@ struct WideProductKernel {
     biases[n] = bias;
   }
 
+  // A row of the tile a thread.
+  ATTN_HD static void PrefetchSlopes(const WideProductDesc& desc, const ProductPlace& place,
+                                     int row) {
+    static_assert(kRows == kGroupThreads);
+    const ProductDesc& p = desc.product;
+    if (desc.curve.at == nullptr || place.row + row >= p.rows) return;
+    const char* const first = static_cast<const char*>(desc.curve.at) +
+                              ((place.row + row) * p.c_stride + place.column) * Math::kBytes;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      if (place.column + panel * kPanelColumns < p.columns) {
+        ptx::PrefetchLine(first + panel * kRowBytes);
+      }
+    }
+  }
+
   // A warp's numbers of a tile, sixteen rows of each half. C has the operands' element: rounded
   // numbers stand in panels, of which whole lines leave.
-  ATTN_HD static void StoreHalves(const ProductDesc& p, const ProductPlace& first,
+  ATTN_HD static void StoreHalves(const WideProductDesc& desc, const ProductPlace& first,
                                   const float* biases, int lane, Panel (&panels)[kOutPanels],
                                   const Sums (&sums)[kHalves]) {
 #pragma unroll
@@ -213,30 +231,50 @@ struct WideProductKernel {
     ptx::SyncWarp();
 #pragma unroll 1
     for (int n = 0; n < kOutPanels; ++n) {
-      StorePanel(p,
-                 {first.row + n / kPanels * kGroupRows, first.column + n % kPanels * kPanelColumns},
-                 lane, panels[n]);
+      const PanelOut out(
+          desc.product,
+          {first.row + n / kPanels * kGroupRows, first.column + n % kPanels * kPanelColumns}, lane);
+      if (desc.curve.curve == 0) {
+        StorePanel(desc.product, out, panels[n]);
+      } else {
+        WithCurve(desc.curve.curve,
+                  [&](auto curve) { StoreCurve<decltype(curve)::kCode>(desc, out, panels[n]); });
+      }
     }
   }
-  ATTN_HD static void StorePanel(const ProductDesc& p, const ProductPlace& first, int lane,
-                                 const Panel& panel) {
-    constexpr int kChunks = kPanelColumns / kNeighbours, kRowsAtOnce = kWarpLanes / kChunks;
-    constexpr int kPasses = kStoredRows / kRowsAtOnce;
-    const int chunk = lane % kChunks, row = lane / kChunks, column = first.column + 8 * chunk;
-    const int left = column < p.columns ? p.rows - first.row - row : 0;
-    const int64_t pass_bytes = p.c_stride * (kRowsAtOnce * Math::kBytes);
-    char* const to =
-        static_cast<char*>(p.c) + ((first.row + row) * p.c_stride + column) * Math::kBytes;
+  // A lane's share of a panel: a chunk of some of its rows.
+  struct PanelOut {
+    static constexpr int kChunks = kPanelColumns / kNeighbours;
+    static constexpr int kRowsAtOnce = kWarpLanes / kChunks, kPasses = kStoredRows / kRowsAtOnce;
+    int row, chunk, left;
+    int64_t at, step;  // bytes in tensors of C's stride
+
+    ATTN_HD PanelOut(const ProductDesc& p, const ProductPlace& first, int lane)
+        : row(lane / kChunks), chunk(lane % kChunks) {
+      const int column = first.column + kNeighbours * chunk;
+      left = column < p.columns ? p.rows - first.row - row : 0;
+      at = ((first.row + row) * p.c_stride + column) * Math::kBytes;
+      step = p.c_stride * (kRowsAtOnce * Math::kBytes);
+    }
+    ATTN_HD bool Has(int pass) const { return pass * kRowsAtOnce < left; }
+    ATTN_HD int64_t Place(int pass) const { return at + pass * step; }
+    ATTN_HD uint4 Words(const Panel& panel, int pass) const {
+      return ptx::LoadShared128(panel.rows +
+                                PanelOffset<kStoredRows>(pass * kRowsAtOnce + row, chunk));
+    }
+  };
+  ATTN_HD static void StorePanel(const ProductDesc& p, const PanelOut& out, const Panel& panel) {
+    constexpr int kPasses = PanelOut::kPasses;
+    char* const to = static_cast<char*>(p.c);
     const bool adds = p.result == kProductAdd;
     uint4 words[kPasses], old[kPasses];
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
-      if (adds && n * kRowsAtOnce < left) old[n] = ptx::LoadGlobal128(to + n * pass_bytes);
+      if (adds && out.Has(n)) old[n] = ptx::LoadGlobal128(to + out.Place(n));
     }
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
-      words[n] =
-          ptx::LoadShared128(panel.rows + PanelOffset<kStoredRows>(n * kRowsAtOnce + row, chunk));
+      words[n] = out.Words(panel, n);
       if (!adds) continue;
       float numbers[kNeighbours], there[kNeighbours];
       Unpack<Math>(words[n], numbers);
@@ -247,7 +285,36 @@ struct WideProductKernel {
     }
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
-      if (n * kRowsAtOnce < left) ptx::StoreGlobal128(to + n * pass_bytes, words[n]);
+      if (out.Has(n)) ptx::StoreGlobal128(to + out.Place(n), words[n]);
+    }
+  }
+  template <int32_t kCurve>
+  ATTN_HD static void StoreCurve(const WideProductDesc& desc, const PanelOut& out,
+                                 const Panel& panel) {
+    constexpr int kPasses = PanelOut::kPasses;
+    const auto* const at = static_cast<const char*>(desc.curve.at);
+    char* const c = static_cast<char*>(desc.product.c);
+    char* const value = static_cast<char*>(desc.curve.value);
+    uint4 of_slopes[kPasses];
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      if (at != nullptr && out.Has(n)) of_slopes[n] = ptx::LoadGlobal128(at + out.Place(n));
+    }
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      const uint4 words = out.Words(panel, n);
+      float numbers[kNeighbours], x[kNeighbours];
+      Unpack<Math>(words, numbers);
+      if (at != nullptr) Unpack<Math>(of_slopes[n], x);
+#pragma unroll
+      for (int i = 0; i < kNeighbours; ++i) {
+        numbers[i] =
+            at != nullptr ? SlopeTimes<kCurve>(x[i], numbers[i]) : CurveValue<kCurve>(numbers[i]);
+      }
+      if (!out.Has(n)) continue;
+      char* const to = at != nullptr ? c : value;
+      ptx::StoreGlobal128(to + out.Place(n), Packed<Math>(numbers));
+      if (at == nullptr && c != nullptr) ptx::StoreGlobal128(c + out.Place(n), words);
     }
   }
 

@@ -38,7 +38,11 @@ class SegmentTraffic {
     } else {
       for (int64_t place = segment.end - 1; place >= segment.first; --place) Backward(place);
     }
-    if (segment.of != SegmentTemplate::kOp) work_.launches = 1 + sums_;
+    if (segment.of == SegmentTemplate::kProduct) {
+      --work_.launches;
+    } else if (segment.of != SegmentTemplate::kOp) {
+      work_.launches = 1 + sums_;
+    }
   }
   const SegmentWork& work() const { return work_; }
 
@@ -155,6 +159,10 @@ const GpuRates& GpuOfArchitecture(absl::string_view architecture) {
     if (is_later && architecture >= gpu.architecture) found = &gpu;
   }
   return *found;
+}
+
+bool JoinsProducts(const GpuRates& gpu, ElementType element) {
+  return absl::string_view(gpu.architecture) >= "sm_90" && element != ElementType::kFloat32;
 }
 
 double SegmentWork::Microseconds(const GpuRates& gpu) const {

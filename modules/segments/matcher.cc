@@ -31,7 +31,7 @@ absl::Status WrongSegment(int64_t first, int64_t end, const std::string& expecte
 }  // namespace
 
 const char* NameOf(SegmentTemplate of) {
-  constexpr const char* kNames[] = {"op", "pointwise", "rows"};
+  constexpr const char* kNames[] = {"op", "pointwise", "rows", "product"};
   return kNames[static_cast<int>(of)];
 }
 
@@ -55,8 +55,9 @@ absl::StatusOr<OpSegment> SegmentMatcher::Match(int64_t first, int64_t end) cons
   }
   OpSegment segment{.first = first, .end = end};
   if (end - first == 1) return segment;
-  RETURN_IF_ERROR(CheckChain(first, end));
-  segment.of = SegmentTemplate::kPointwise;
+  const bool is_product = IsProduct(first, end);
+  if (!is_product) RETURN_IF_ERROR(CheckChain(first, end));
+  segment.of = is_product ? SegmentTemplate::kProduct : SegmentTemplate::kPointwise;
   for (int64_t place = first; place < end; ++place) {
     if (IsNorm(At(place))) segment.of = SegmentTemplate::kRows;
     if (place + 1 == end) break;
@@ -69,6 +70,17 @@ absl::StatusOr<OpSegment> SegmentMatcher::Match(int64_t first, int64_t end) cons
     }
   }
   return segment;
+}
+
+bool SegmentMatcher::IsProduct(int64_t first, int64_t end) const {
+  if (end - first != 2) return false;
+  const bool is_forward = direction_ == Direction::kForward;
+  const auto* linear = std::get_if<LinearOp>(&At(is_forward ? first : first + 1).kind);
+  const auto* curve = std::get_if<ActivationOp>(&At(is_forward ? first + 1 : first).kind);
+  if (linear == nullptr || curve == nullptr) return false;
+  if (!is_forward) return linear->input == ValueAt(first) && IsGradientUnread(first, first, end);
+  const bool joins_others = end < places() && CheckChain(first + 1, end + 1).ok();
+  return curve->input == ValueAt(first) && !joins_others;
 }
 
 absl::Status SegmentMatcher::CheckChain(int64_t first, int64_t end) const {

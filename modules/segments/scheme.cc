@@ -54,7 +54,9 @@ std::vector<CostedSegment> BoundCosts(const ModuleGraph& graph, int64_t block, D
                                       const RowCounts& rows, const GpuRates& gpu) {
   const BlockWork work(graph, block, direction, rows);
   std::vector<CostedSegment> costs;
+  const bool joins_products = JoinsProducts(gpu, graph.layout().element);
   for (const OpSegment& segment : SegmentMatcher(graph, block, direction).All()) {
+    if (segment.of == SegmentTemplate::kProduct && !joins_products) continue;
     costs.push_back({segment.first, segment.end, work.Of(segment).Microseconds(gpu)});
   }
   return costs;

@@ -20,7 +20,7 @@ struct CostedSegment {
 // segments.
 SegmentEnds ShortestScheme(int64_t places, absl::Span<const CostedSegment> segments);
 
-// Every legal segment at its bound.
+// Every legal segment that the GPU can join, at its bound.
 std::vector<CostedSegment> BoundCosts(const ModuleGraph& graph, int64_t block, Direction direction,
                                       const RowCounts& rows, const GpuRates& gpu);
 

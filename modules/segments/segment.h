@@ -4,10 +4,13 @@
 //   kOp         one op, by the launches that it has alone
 //   kPointwise  a chain of pointwise ops: each reads the value of the one before
 //   kRows       such a chain with one norm in it, which sees whole rows
+//   kProduct    a linear op and an activation: forward one that reads its output, backward one that
+//               makes its input
 //
 // Legal is a chain of pointwise ops in which no value is read twice, of at most kMostProgramSteps
 // steps and one norm, which is no step; in backward a sum or product is two, one for each operand.
-// A value within may be read outside too: it is written then. Attention and products stand alone.
+// A value within may be read outside too: it is written then. Attention stands alone, and so does a
+// product whose activation pointwise ops follow: those are better joined with each other.
 //
 // Errors     InvalidArgument "ops 2 to 4: expected ..., got ...".
 // Values and pure functions; any thread.
@@ -26,8 +29,8 @@ namespace attnd {
 
 inline constexpr int64_t kMostProgramSteps = 8;
 
-enum class SegmentTemplate : uint8_t { kOp, kPointwise, kRows };
-const char* NameOf(SegmentTemplate of);  // "op", "pointwise", "rows"
+enum class SegmentTemplate : uint8_t { kOp, kPointwise, kRows, kProduct };
+const char* NameOf(SegmentTemplate of);  // "op", "pointwise", "rows", "product"
 
 struct OpSegment {
   int64_t first = 0, end = 0;  // places in OpOrder
@@ -53,6 +56,7 @@ class SegmentMatcher {
   const ModuleOp& At(int64_t place) const { return ops_[order_.ops[place]]; }
   int64_t ValueAt(int64_t place) const { return order_.ops[place] + kFirstOpValue; }
   absl::Status CheckChain(int64_t first, int64_t end) const;
+  bool IsProduct(int64_t first, int64_t end) const;
   bool IsUnread(int64_t place) const;
   bool IsGradientUnread(int64_t place, int64_t first, int64_t end) const;
 

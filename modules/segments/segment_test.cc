@@ -64,13 +64,15 @@ TEST(OpOrder, KeepsTheOrderOfTheReadersOfEachValue) {
 
 // ---- Which segments are legal.
 
+ModuleOp CurveOf(int64_t input) { return {ActivationOp{input, ActivationKind::kTanh}}; }
+
 TEST(SegmentMatcher, FindsTheChainsOfAKnownLayer) {
   // 0 q, 1 k, 2 v, 3 attention, 4 out, 5 drop, 6 sum, 7 norm, 8 up, 9 gelu, 10 down, 11 drop,
   // 12 sum, 13 norm
   const ModuleGraph bert = GraphOf(BertLayers(kSizes));
   for (Direction direction : kBothDirections) {
     const SegmentMatcher matcher(bert, 0, direction);
-    EXPECT_EQ(matcher.All().size(), 14 + 2 * 3u);
+    EXPECT_EQ(matcher.All().size(), 14 + 2 * 3 + 1u);
     const OpSegment rows = *matcher.Match(5, 8);
     EXPECT_EQ(rows.of, SegmentTemplate::kRows);
     // The sum is the norm's input; its gradient lies where that of the dropped branch does.
@@ -83,6 +85,33 @@ TEST(SegmentMatcher, FindsTheChainsOfAKnownLayer) {
     EXPECT_EQ(matcher.Match(5, 7)->of, SegmentTemplate::kPointwise);
     EXPECT_EQ(matcher.Match(9, 10)->of, SegmentTemplate::kOp);
   }
+}
+
+TEST(SegmentMatcher, JoinsAProductWithItsCurve) {
+  // up and gelu; the gradient of gelu's output and gelu's slope.
+  const ModuleGraph bert = GraphOf(BertLayers(kSizes));
+  const OpSegment up = *SegmentMatcher(bert, 0, Direction::kForward).Match(8, 10);
+  EXPECT_EQ(up.of, SegmentTemplate::kProduct);
+  EXPECT_TRUE(up.unread.empty());  // the slope reads it
+  EXPECT_EQ(up.unread_alone, std::vector<int64_t>{8 + kFirstOpValue});
+  const OpSegment down = *SegmentMatcher(bert, 0, Direction::kBackward).Match(9, 11);
+  EXPECT_EQ(down.of, SegmentTemplate::kProduct);
+  EXPECT_EQ(down.unread, std::vector<int64_t>{9 + kFirstOpValue});
+  EXPECT_FALSE(SegmentMatcher(bert, 0, Direction::kForward).Match(9, 11).ok());
+  EXPECT_FALSE(SegmentMatcher(bert, 0, Direction::kBackward).Match(8, 10).ok());
+
+  // A linear op, its curve, and what reads that: a product of numbers joins the curve, and x + its
+  // curve holds the gradient.
+  ModuleLayout layout{.width = 8};
+  layout.blocks.push_back({.parameters = {{"w", {8, 8}}, {"v", {8, 8}}},
+                           .ops = {{LinearOp{.input = 0, .weight = 0}},
+                                   CurveOf(2),
+                                   {BinaryOp{BinaryKind::kMultiply, 3, 0}},
+                                   {LinearOp{.input = 4, .weight = 1}},
+                                   {BinaryOp{BinaryKind::kAdd, 3, 5}}}});
+  layout.layers.push_back({});
+  const ModuleGraph gated = GraphOf(std::move(layout));
+  EXPECT_FALSE(SegmentMatcher(gated, 0, Direction::kForward).Match(0, 2).ok());
 }
 
 TEST(SegmentMatcher, KeepsWhatBackwardReads) {
@@ -99,7 +128,6 @@ ModuleLayout Pointwise(std::vector<ModuleOp> ops) {
   layout.layers.push_back({});
   return layout;
 }
-ModuleOp CurveOf(int64_t input) { return {ActivationOp{input, ActivationKind::kTanh}}; }
 
 TEST(SegmentMatcher, RefusesWhatIsNoChain) {
   const ModuleGraph bert = GraphOf(BertLayers(kSizes));
@@ -227,12 +255,15 @@ TEST(BoundScheme, JoinsWhatMovesFewerBytesInFewerLaunches) {
   sizes.element = ElementType::kFloat16;
   const ModuleGraph bert = GraphOf(BertLayers(sizes));
   const RowCounts rows = {.input = 4096};
-  const SegmentEnds fused = {1, 2, 3, 4, 5, 8, 9, 10, 11, 14};
   const double td = 4096 * 768 * 2.0;
   for (const GpuRates& gpu : KnownGpus()) {
     const BlockEnds ends = BoundScheme(bert, 0, rows, gpu);
-    EXPECT_EQ(ends.forward, fused);
-    EXPECT_EQ(ends.backward, fused);
+    const bool joins = JoinsProducts(gpu, ElementType::kFloat16);
+    EXPECT_EQ(joins, gpu.architecture == std::string("sm_90"));
+    EXPECT_EQ(ends.forward, joins ? (SegmentEnds{1, 2, 3, 4, 5, 8, 10, 11, 14})
+                                  : (SegmentEnds{1, 2, 3, 4, 5, 8, 9, 10, 11, 14}));
+    EXPECT_EQ(ends.backward, joins ? (SegmentEnds{1, 2, 3, 4, 5, 8, 9, 11, 14})
+                                   : (SegmentEnds{1, 2, 3, 4, 5, 8, 9, 10, 11, 14}));
   }
   const auto work = [&](Direction direction, int64_t first, int64_t end) {
     return BlockWork(bert, 0, direction, rows)
@@ -250,6 +281,13 @@ TEST(BoundScheme, JoinsWhatMovesFewerBytesInFewerLaunches) {
   const SegmentWork up = work(Direction::kForward, 8, 9);
   EXPECT_EQ(up.flops, 2.0 * 4096 * 768 * 3072);
   EXPECT_EQ(up.bytes, td + 4 * td + 768 * 3072 * 2.0);
+  // The curve's output is written beside; its slope's gradient is not, which saves a launch too.
+  const double inner = 4 * td;
+  EXPECT_EQ(work(Direction::kForward, 8, 10).bytes, up.bytes + inner);
+  EXPECT_EQ(work(Direction::kForward, 8, 10).launches, 1);
+  const SegmentWork down = work(Direction::kBackward, 10, 11);
+  EXPECT_EQ(work(Direction::kBackward, 9, 11).bytes, down.bytes + inner);
+  EXPECT_EQ(work(Direction::kBackward, 9, 11).launches, down.launches);
   const GpuRates& v100 = *GpuNamed("v100");
   EXPECT_NEAR(up.Microseconds(v100), up.flops / 112e6 + kLaunchMicroseconds, 1e-3);
 }

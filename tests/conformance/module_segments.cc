@@ -67,13 +67,15 @@ SegmentEnds RandomScheme(Random& random, const ModuleGraph& graph, int64_t block
   return ends;
 }
 
-// linear → drop → x + it → layer norm → · x's linear → drop → linear → tanh → drop → + the sum.
+// linear → drop → x + it → layer norm → · x's linear → drop → linear → tanh → linear → drop → + the
+// sum.
 ModuleLayout ChainsOfAll(ElementType element) {
   constexpr int64_t kWidth = 24;
   ModuleLayout layout{.width = kWidth, .element = element};
   ModuleBlock block;
   block.parameters = {{"g", {kWidth}},         {"h", {kWidth}},         {"a", {kWidth, kWidth}},
-                      {"b", {kWidth, kWidth}}, {"c", {kWidth, kWidth}}, {"d", {kWidth}}};
+                      {"b", {kWidth, kWidth}}, {"c", {kWidth, kWidth}}, {"d", {kWidth}},
+                      {"e", {kWidth, kWidth}}};
   block.ops = {{LinearOp{.input = 0, .weight = 2}},
                {LinearOp{.input = 0, .weight = 3, .bias = 5}},
                {DropoutOp{2, 26}},
@@ -83,8 +85,9 @@ ModuleLayout ChainsOfAll(ElementType element) {
                {DropoutOp{7, 26}},
                {LinearOp{.input = 8, .weight = 4}},
                {ActivationOp{9, ActivationKind::kTanh}},
-               {DropoutOp{10, 100}},
-               {BinaryOp{BinaryKind::kAdd, 11, 5}}};
+               {LinearOp{.input = 10, .weight = 6}},
+               {DropoutOp{11, 100}},
+               {BinaryOp{BinaryKind::kAdd, 12, 5}}};
   layout.blocks.push_back(block);
   layout.layers.push_back({});
   return layout;
@@ -97,7 +100,7 @@ TEST_P(ModuleConformance, EverySchemeOfABlockGivesTheBitsOfSingleOps) {
   const FusedResults single = RunCut(*attention_, fixture, Recompute::kNone, SingleOpsOf(graph));
   const std::vector<SegmentEnds> forward = SchemesOf(graph, Direction::kForward);
   const std::vector<SegmentEnds> backward = SchemesOf(graph, Direction::kBackward);
-  // Chains of five ops and of three.
+  // Chains of five ops and of two, and a product with tanh.
   ASSERT_EQ(forward.size(), 64u);
   ASSERT_EQ(backward.size(), 64u);
   for (size_t n = 0; n < forward.size(); ++n) {

@@ -9,39 +9,10 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "base/round_up.h"
-#include "kernels/layers/cuda/cuda_device.h"
-#include "tests/layers/engine_fixture.h"
+#include "tests/layers/device_tensors.h"
 
 namespace attnd {
 namespace {
-
-// Tensors in the memory of one device, one behind the other.
-class DeviceTensors {
- public:
-  // Room for so many numbers.
-  DeviceTensors(cuda::CudaBackend& engine, int64_t numbers) : device_(engine) {
-    const int64_t bytes = (int64_t{16} << 20) + RoundUp(4 * numbers, kTensorAlignment);
-    next_ = Value(device_.Allocate(bytes + RoundUp(device_.OwnBytes(), kTensorAlignment)));
-  }
-  CudaDevice& device() { return device_; }
-  Tensor Put(const Numbers& numbers, ElementType element) {
-    const Tensor tensor{next_, element};
-    const Bytes bytes = BytesOf(numbers, element);
-    CheckOk(device_.Put(element, bytes.data(), tensor, static_cast<int64_t>(numbers.size())));
-    next_ += RoundUp(static_cast<int64_t>(bytes.size()), kTensorAlignment);
-    return tensor;
-  }
-  Numbers Get(const Tensor& tensor, int64_t count) {
-    Bytes bytes(count * ElementBytes(tensor.element));
-    CheckOk(device_.Get(tensor, tensor.element, bytes.data(), count));
-    return NumbersOf(bytes, tensor.element);
-  }
-
- private:
-  CudaDevice device_;
-  std::byte* next_;
-};
 
 // A product C [rows, columns] of A [rows, depth] and B [depth, columns], however they lie.
 struct Case {

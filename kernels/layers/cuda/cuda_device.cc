@@ -182,6 +182,7 @@ void CudaDevice::LaunchGroup(ProductGroup& group) {
   for (const ProductGroup::Waiting& waiting : group.Take()) {
     plain.push_back(waiting.desc.product);
     products.push_back(WideDescOf(waiting.desc));
+    products.back().curve = waiting.curve;
     flops += waiting.flops;
   }
   if (product_log_ != nullptr) {
@@ -286,7 +287,8 @@ WideProductDesc CudaDevice::WideDescOf(const PlainProductDesc& desc) {
       MapOfOperand(p.b, p.b_stride, desc.b_by_depth != 0, p.columns, p.depth, kWideProductColumns),
       {},
       0,
-      nullptr};
+      nullptr,
+      {}};
 }
 
 void CudaDevice::Multiply(const WeightProduct& product) {

@@ -255,7 +255,10 @@ void CudaDevice::EndSegment() {
       segment.links.size() > 1 ? JoinLinks(segment.links, segment.unread) : std::nullopt;
   if (joined.has_value()) {
     AddJoined(*joined);
-  } else {
+  } else if (const auto* one = segment.links.size() == 1
+                                   ? std::get_if<NumbersDesc>(&segment.links.front())
+                                   : nullptr;
+             one == nullptr || !JoinProduct(*one, segment.unread)) {
     for (const ChainLink& link : segment.links) {
       if (const auto* norm = std::get_if<NormDesc>(&link)) {
         AddNorm(*norm);
@@ -265,6 +268,15 @@ void CudaDevice::EndSegment() {
     }
   }
   for (const auto& [desc, flops] : segment.sums) AddSums(desc, flops);
+}
+
+bool CudaDevice::JoinProduct(const NumbersDesc& desc, absl::Span<const void* const> unread) {
+  const bool is_slope = desc.rule.op == kNumbersSlope;
+  const void* const product = is_slope ? desc.b.data : desc.a.data;
+  if (!siblings_.Writes(ByteRange::At(product, 1))) return false;
+  // Sooner than the product, which waits.
+  LaunchTouching(ByteRange::At(desc.out.data, desc.columns * CodeBytes(desc.out.element)));
+  return siblings_.Join(desc, std::find(unread.begin(), unread.end(), product) != unread.end());
 }
 
 void CudaDevice::AddJoined(const JoinedChain& joined) {

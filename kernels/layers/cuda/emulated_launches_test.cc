@@ -190,6 +190,10 @@ TEST(ModuleLaunches, OfSegmentsAreOneKernel) {
     // until what they read is written: eight in three launches.
     const Kernels single = PointwiseOf(off.Backward()), joined = PointwiseOf(bound.Backward());
     EXPECT_EQ(joined, (Kernels{single[0] - 4, 0, 2, 3}));
+    // Products in wide tiles have gelu and its slope.
+    CountedModule wide(BertLayers(sizes), Fusion::kBound, Architecture::kSm90);
+    EXPECT_EQ(PointwiseOf(wide.Forward()), (Kernels{0, 0, 2, 0}));
+    EXPECT_EQ(PointwiseOf(wide.Backward())[0], joined[0] - 1);
   }
   {
     CountedModule off(LlamaLayers(sizes), Fusion::kOff);

@@ -68,7 +68,8 @@ class BlockSearch {
   absl::Status AddKnobs(Direction direction, const std::vector<OpSegment>& segments,
                         std::vector<Knob>& knobs);
   bool IsProduct(const OpSegment& segment) const {
-    return std::holds_alternative<LinearOp>(ops_[order_.ops[segment.first]].kind);
+    return segment.of == SegmentTemplate::kProduct ||
+           std::holds_alternative<LinearOp>(ops_[order_.ops[segment.first]].kind);
   }
   absl::Status Try(const Knob& knob);
   double BoundOf(const SegmentPart& part) const;

@@ -61,6 +61,37 @@ void ProductGroup::Add(const LayerKernel& kernel, const Waiting& product) {
   tiles_ += TilesOf(kernel, product.desc.product);
 }
 
+bool ProductGroup::Join(const NumbersDesc& curve, bool is_unread) {
+  if (products_.size() != 1 || kernel_.kind == KernelKind::kProductDepthDepth) return false;
+  Waiting& waiting = products_.front();
+  ProductDesc& p = waiting.desc.product;
+  const bool is_slope = curve.rule.op == kNumbersSlope;
+  if (!is_slope && curve.rule.op != kNumbersCurve) return false;
+  const DenseTensor& of_c = is_slope ? curve.b : curve.a;
+  const int64_t count = int64_t{p.rows} * p.columns;
+  const int32_t element = cuda::BiasCode(kernel_.element);
+  for (const DenseTensor& t : {curve.a, is_slope ? curve.b : curve.a, curve.out}) {
+    if (t.element != element || reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
+  }
+  if (of_c.data != p.c || p.result != kProductStore || p.c_element != element ||
+      p.c_stride != p.columns || curve.rows != 1 || curve.columns != count || curve.add != 0 ||
+      (is_slope && !is_unread)) {
+    return false;
+  }
+  waiting.curve = {curve.rule.curve, is_slope ? nullptr : curve.out.data,
+                   is_slope ? curve.a.data : nullptr};
+  const auto range_of = [&](const DenseTensor& t) {
+    return ByteRange::At(t.data, count * CodeBytes(element));
+  };
+  touched_.Add({range_of(curve.a)}, {range_of(curve.out)});
+  if (is_slope) {
+    p.c = curve.out.data;
+  } else if (is_unread) {
+    p.c = nullptr;
+  }
+  return true;
+}
+
 std::vector<ProductGroup::Waiting> ProductGroup::Take() {
   touched_.Clear();
   flops_ = 0;
