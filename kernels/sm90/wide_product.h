@@ -140,6 +140,9 @@ struct WideProductKernel {
       ptx::BarrierSync(group + 1, kGroupThreads);  // nobody reads the last tile's
       BringBias(p, place.column, at.thread % kGroupThreads, biases);
       PrefetchSlopes(*item.desc, place, at.thread % kGroupThreads);
+      const ProductPlace first = {place.row + kStoredRows * (warp % kGroupWarps), place.column};
+      const Leaving leaving(*item.desc, first, lane);
+      const bool is_half = p.c_element == Math::kElement;
       Sums sums[kHalves];
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
@@ -172,9 +175,8 @@ struct WideProductKernel {
       if (steps > 0 && lane == 0) ptx::Arrive(&shared.empty[before]);
       from.Advance(steps);
       ptx::BarrierSync(group + 1, kGroupThreads);
-      const ProductPlace first = {place.row + kStoredRows * (warp % kGroupWarps), place.column};
-      if (p.c_element == Math::kElement) {
-        StoreHalves(*item.desc, first, biases, lane, shared.out[warp], sums);
+      if (is_half) {
+        StoreHalves(leaving, biases, lane, shared.out[warp], sums);
       } else {
         StoreAny(p, first, lane, shared.out[warp], sums);
       }
@@ -206,11 +208,62 @@ struct WideProductKernel {
     }
   }
 
+  // Where a lane's chunks of a panel go; a row of chunks is a pass's.
+  static constexpr int kChunks = kPanelColumns / kNeighbours, kRowsAtOnce = kWarpLanes / kChunks,
+                       kPasses = kStoredRows / kRowsAtOnce;
+  struct PanelOut {
+    char *c, *beside;  // null: no such
+    int64_t pass_bytes;
+    int row, chunk, passes;
+    bool adds;
+
+    ATTN_HD bool Has(int pass) const { return pass < passes; }
+    ATTN_HD uint4 Words(const Panel& panel, int pass) const {
+      return ptx::LoadShared128(panel.rows +
+                                PanelOffset<kStoredRows>(pass * kRowsAtOnce + row, chunk));
+    }
+  };
+  // The same of a tile, read from its descriptor before the numbers are there.
+  struct Leaving {
+    char *c, *beside;
+    int64_t pass_bytes;
+    int row, chunk, rows, columns;  // that exist, from the lane's first chunk on
+    int32_t curve;
+    bool adds, is_slope;
+
+    ATTN_HD Leaving(const WideProductDesc& desc, const ProductPlace& first, int lane)
+        : row(lane / kChunks), chunk(lane % kChunks) {
+      const ProductDesc& p = desc.product;
+      rows = p.rows - first.row - row;
+      columns = p.columns - first.column - kNeighbours * chunk;
+      pass_bytes = p.c_stride * (kRowsAtOnce * Math::kBytes);
+      curve = desc.curve.curve;
+      is_slope = desc.curve.at != nullptr;
+      adds = p.result == kProductAdd;
+      const int64_t at =
+          ((first.row + row) * p.c_stride + first.column + kNeighbours * chunk) * Math::kBytes;
+      const void* of_curve = is_slope ? desc.curve.at : desc.curve.value;
+      c = p.c == nullptr ? nullptr : static_cast<char*>(p.c) + at;
+      beside = const_cast<char*>(static_cast<const char*>(of_curve)) + at;
+    }
+    ATTN_HD PanelOut Of(int n) const {
+      const int half = n / kPanels, panel = n % kPanels;
+      const int64_t bytes = half * (kGroupRows / kRowsAtOnce) * pass_bytes + panel * kRowBytes;
+      const int left = columns > panel * kPanelColumns ? rows - half * kGroupRows : 0;
+      return {c == nullptr ? nullptr : c + bytes,
+              beside + bytes,
+              pass_bytes,
+              row,
+              chunk,
+              (left + kRowsAtOnce - 1) / kRowsAtOnce,
+              adds};
+    }
+  };
+
   // A warp's numbers of a tile, sixteen rows of each half. C has the operands' element: rounded
   // numbers stand in panels, of which whole lines leave.
-  ATTN_HD static void StoreHalves(const WideProductDesc& desc, const ProductPlace& first,
-                                  const float* biases, int lane, Panel (&panels)[kOutPanels],
-                                  const Sums (&sums)[kHalves]) {
+  ATTN_HD static void StoreHalves(const Leaving& leaving, const float* biases, int lane,
+                                  Panel (&panels)[kOutPanels], const Sums (&sums)[kHalves]) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
@@ -229,53 +282,32 @@ struct WideProductKernel {
       }
     }
     ptx::SyncWarp();
+    if (leaving.curve == 0) {
 #pragma unroll 1
-    for (int n = 0; n < kOutPanels; ++n) {
-      const PanelOut out(
-          desc.product,
-          {first.row + n / kPanels * kGroupRows, first.column + n % kPanels * kPanelColumns}, lane);
-      if (desc.curve.curve == 0) {
-        StorePanel(desc.product, out, panels[n]);
-      } else {
-        WithCurve(desc.curve.curve,
-                  [&](auto curve) { StoreCurve<decltype(curve)::kCode>(desc, out, panels[n]); });
+      for (int n = 0; n < kOutPanels; ++n) StorePanel(leaving.Of(n), panels[n]);
+      return;
+    }
+    WithCurve(leaving.curve, [&](auto curve) {
+#pragma unroll 1
+      for (int n = 0; n < kOutPanels; ++n) {
+        if (leaving.is_slope) {
+          StoreSlopes<decltype(curve)::kCode>(leaving.Of(n), panels[n]);
+        } else {
+          StoreCurve<decltype(curve)::kCode>(leaving.Of(n), panels[n]);
+        }
       }
-    }
+    });
   }
-  // A lane's share of a panel: a chunk of some of its rows.
-  struct PanelOut {
-    static constexpr int kChunks = kPanelColumns / kNeighbours;
-    static constexpr int kRowsAtOnce = kWarpLanes / kChunks, kPasses = kStoredRows / kRowsAtOnce;
-    int row, chunk, left;
-    int64_t at, step;  // bytes in tensors of C's stride
-
-    ATTN_HD PanelOut(const ProductDesc& p, const ProductPlace& first, int lane)
-        : row(lane / kChunks), chunk(lane % kChunks) {
-      const int column = first.column + kNeighbours * chunk;
-      left = column < p.columns ? p.rows - first.row - row : 0;
-      at = ((first.row + row) * p.c_stride + column) * Math::kBytes;
-      step = p.c_stride * (kRowsAtOnce * Math::kBytes);
-    }
-    ATTN_HD bool Has(int pass) const { return pass * kRowsAtOnce < left; }
-    ATTN_HD int64_t Place(int pass) const { return at + pass * step; }
-    ATTN_HD uint4 Words(const Panel& panel, int pass) const {
-      return ptx::LoadShared128(panel.rows +
-                                PanelOffset<kStoredRows>(pass * kRowsAtOnce + row, chunk));
-    }
-  };
-  ATTN_HD static void StorePanel(const ProductDesc& p, const PanelOut& out, const Panel& panel) {
-    constexpr int kPasses = PanelOut::kPasses;
-    char* const to = static_cast<char*>(p.c);
-    const bool adds = p.result == kProductAdd;
+  ATTN_HD static void StorePanel(const PanelOut& out, const Panel& panel) {
     uint4 words[kPasses], old[kPasses];
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
-      if (adds && out.Has(n)) old[n] = ptx::LoadGlobal128(to + out.Place(n));
+      if (out.adds && out.Has(n)) old[n] = ptx::LoadGlobal128(out.c + n * out.pass_bytes);
     }
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
       words[n] = out.Words(panel, n);
-      if (!adds) continue;
+      if (!out.adds) continue;
       float numbers[kNeighbours], there[kNeighbours];
       Unpack<Math>(words[n], numbers);
       Unpack<Math>(old[n], there);
@@ -285,36 +317,38 @@ struct WideProductKernel {
     }
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
-      if (out.Has(n)) ptx::StoreGlobal128(to + out.Place(n), words[n]);
+      if (out.Has(n)) ptx::StoreGlobal128(out.c + n * out.pass_bytes, words[n]);
     }
   }
   template <int32_t kCurve>
-  ATTN_HD static void StoreCurve(const WideProductDesc& desc, const PanelOut& out,
-                                 const Panel& panel) {
-    constexpr int kPasses = PanelOut::kPasses;
-    const auto* const at = static_cast<const char*>(desc.curve.at);
-    char* const c = static_cast<char*>(desc.product.c);
-    char* const value = static_cast<char*>(desc.curve.value);
-    uint4 of_slopes[kPasses];
-#pragma unroll
-    for (int n = 0; n < kPasses; ++n) {
-      if (at != nullptr && out.Has(n)) of_slopes[n] = ptx::LoadGlobal128(at + out.Place(n));
-    }
+  ATTN_HD static void StoreCurve(const PanelOut& out, const Panel& panel) {
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
       const uint4 words = out.Words(panel, n);
-      float numbers[kNeighbours], x[kNeighbours];
+      float numbers[kNeighbours];
       Unpack<Math>(words, numbers);
-      if (at != nullptr) Unpack<Math>(of_slopes[n], x);
 #pragma unroll
-      for (int i = 0; i < kNeighbours; ++i) {
-        numbers[i] =
-            at != nullptr ? SlopeTimes<kCurve>(x[i], numbers[i]) : CurveValue<kCurve>(numbers[i]);
-      }
+      for (int i = 0; i < kNeighbours; ++i) numbers[i] = CurveValue<kCurve>(numbers[i]);
       if (!out.Has(n)) continue;
-      char* const to = at != nullptr ? c : value;
-      ptx::StoreGlobal128(to + out.Place(n), Packed<Math>(numbers));
-      if (at == nullptr && c != nullptr) ptx::StoreGlobal128(c + out.Place(n), words);
+      if (out.c != nullptr) ptx::StoreGlobal128(out.c + n * out.pass_bytes, words);
+      ptx::StoreGlobal128(out.beside + n * out.pass_bytes, Packed<Math>(numbers));
+    }
+  }
+  template <int32_t kCurve>
+  ATTN_HD static void StoreSlopes(const PanelOut& out, const Panel& panel) {
+    uint4 there[kPasses];
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      if (out.Has(n)) there[n] = ptx::LoadGlobal128(out.beside + n * out.pass_bytes);
+    }
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      float numbers[kNeighbours], x[kNeighbours];
+      Unpack<Math>(out.Words(panel, n), numbers);
+      Unpack<Math>(there[n], x);
+#pragma unroll
+      for (int i = 0; i < kNeighbours; ++i) numbers[i] = SlopeTimes<kCurve>(x[i], numbers[i]);
+      if (out.Has(n)) ptx::StoreGlobal128(out.c + n * out.pass_bytes, Packed<Math>(numbers));
     }
   }
 
