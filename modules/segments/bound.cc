@@ -5,12 +5,20 @@
 #include <utility>
 #include <variant>
 
+#include "base/round_up.h"
 #include "modules/op_uses.h"
 
 namespace attnd {
 namespace {
 
-constexpr GpuRates kGpus[] = {{"v100", "sm_70", 112e12, 0.9e12},
+// Simulated: `./dev volta-report --products` prints them.
+constexpr ProductCycles kV100Products = {
+    .alone = {{1423, 4768}, {1481, 4827}, {1472, 5344}},
+    .beside_another = {{2187, 6847}, {2242, 6598}, {2255, 6697}},
+    .multiprocessors = 80,
+    .cycles_per_second = 1.38e9};
+
+constexpr GpuRates kGpus[] = {{"v100", "sm_70", 112e12, 0.9e12, &kV100Products},
                               {"a100", "sm_80", 312e12, 2.0e12},
                               {"h100", "sm_90", 989e12, 3.35e12},
                               {"h200", "sm_90", 989e12, 4.8e12}};
@@ -72,15 +80,24 @@ class SegmentTraffic {
     Write(place);
     ++work_.launches;
   }
-  // A matrix of this many numbers, and the product of `value` with it.
-  void Multiply(int64_t value, double matrix, double number_bytes) {
-    const ValueShape& shape = in_.graph_.shapes(in_.block_).values[value];
-    work_.flops += 2 * static_cast<double>(in_.rows_.Of(shape.rows)) * matrix;
-    work_.bytes += matrix * number_bytes;
+  // A launch of sums over columns, which reads so much again.
+  void AddSums(double bytes) {
+    work_.bytes += bytes;
+    work_.sum_bytes += bytes;
+    ++work_.launches;
   }
-  double MatrixOf(int64_t value, int64_t output) const {
+  // A product between a layer's input, its output and its matrix, of numbers of so many bytes.
+  void Multiply(LinearProduct of, int64_t input, int64_t output, double number_bytes) {
     const std::vector<ValueShape>& values = in_.graph_.shapes(in_.block_).values;
-    return static_cast<double>(values[value].columns) * static_cast<double>(values[output].columns);
+    const int64_t rows = in_.rows_.Of(values[input].rows);
+    const int64_t inputs = values[input].columns, outputs = values[output].columns;
+    const double matrix = static_cast<double>(inputs) * static_cast<double>(outputs);
+    work_.flops += 2 * static_cast<double>(rows) * matrix;
+    work_.bytes += matrix * number_bytes;
+    SegmentWork::Product product = {of, rows, outputs, inputs};
+    if (of == LinearProduct::kInputGradient) std::swap(product.columns, product.depth);
+    if (of == LinearProduct::kWeightGradient) std::swap(product.rows, product.depth);
+    work_.products.push_back(product);
   }
 
   void Forward(int64_t place) {
@@ -89,7 +106,7 @@ class SegmentTraffic {
     Write({output, false});
     ++work_.launches;
     if (const auto* linear = std::get_if<LinearOp>(&in_.ops_[op].kind)) {
-      Multiply(linear->input, MatrixOf(linear->input, output),
+      Multiply(LinearProduct::kOutput, linear->input, output,
                ElementBytes(in_.graph_.layout().element));
     }
   }
@@ -98,17 +115,17 @@ class SegmentTraffic {
     const int64_t op = in_.order_.ops[place], output = op + kFirstOpValue;
     Read(GradientOf(output));
     if (const auto* linear = std::get_if<LinearOp>(&in_.ops_[op].kind)) {
-      Multiply(linear->input, MatrixOf(linear->input, output),
+      Multiply(LinearProduct::kInputGradient, linear->input, output,
                ElementBytes(in_.graph_.layout().element));
       // Its gradient is read and written.
       Read({linear->input, false});
-      Multiply(linear->input, MatrixOf(linear->input, output), 8);
-      work_.launches += linear->bias.has_value() ? 2 : 1;
+      Multiply(LinearProduct::kWeightGradient, linear->input, output, 8);
+      ++work_.launches;
+      if (linear->bias.has_value()) AddSums(Bytes(output));
     } else if (const auto* norm = std::get_if<NormOp>(&in_.ops_[op].kind)) {
       Read({norm->input, false});
       if (norm->weight.has_value() || norm->bias.has_value()) {
-        work_.bytes += Bytes(output) + Bytes(norm->input);
-        ++work_.launches;
+        AddSums(Bytes(output) + Bytes(norm->input));
         ++sums_;
       }
     } else if (const auto* sum = std::get_if<BinaryOp>(&in_.ops_[op].kind)) {
@@ -165,16 +182,42 @@ bool JoinsProducts(const GpuRates& gpu, ElementType element) {
   return absl::string_view(gpu.architecture) >= "sm_90" && element != ElementType::kFloat32;
 }
 
+namespace {
+
+// Blocks lie beside each other on multiprocessors once there are more than these, and end together:
+// so do those that follow.
+double SecondsOf(const SegmentWork::Product& p, const ProductCycles& cycles) {
+  constexpr int64_t kTile = 128, kStep = 32, kWeightGradientRows = 1024;
+  const bool is_cut = p.of == LinearProduct::kWeightGradient;
+  const int64_t blocks_deep = is_cut ? DivideUp(p.depth, kWeightGradientRows) : 1;
+  const int64_t blocks = DivideUp(p.rows, kTile) * DivideUp(p.columns, kTile) * blocks_deep;
+  const bool is_alone = blocks <= cycles.multiprocessors;
+  const ProductCycles::OfBlock& block =
+      (is_alone ? cycles.alone : cycles.beside_another)[static_cast<int>(p.of)];
+  const double steps = static_cast<double>(p.depth) / static_cast<double>(blocks_deep * kStep);
+  return static_cast<double>(DivideUp(blocks, 2 * cycles.multiprocessors)) *
+         (steps * block.step + block.besides) / cycles.cycles_per_second;
+}
+
+}  // namespace
+
 double SegmentWork::Microseconds(const GpuRates& gpu) const {
-  const double seconds =
-      std::max(flops / gpu.flops_per_second, bytes / (kMemoryShare * gpu.bytes_per_second));
+  double of_products = flops / gpu.flops_per_second;
+  if (gpu.product_cycles != nullptr) {
+    of_products = 0;
+    for (const Product& p : products) of_products += SecondsOf(p, *gpu.product_cycles);
+  }
+  const double rate = kMemoryShare * gpu.bytes_per_second;
+  const double seconds = std::max(of_products, (bytes - sum_bytes) / rate) + sum_bytes / rate;
   return seconds * 1e6 + kLaunchMicroseconds * static_cast<double>(launches);
 }
 
 void SegmentWork::operator+=(const SegmentWork& other) {
   flops += other.flops;
   bytes += other.bytes;
+  sum_bytes += other.sum_bytes;
   launches += other.launches;
+  products.insert(products.end(), other.products.begin(), other.products.end());
 }
 
 }  // namespace attnd

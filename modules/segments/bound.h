@@ -1,6 +1,7 @@
 // How long a segment takes at least: the slower of its arithmetic at the tensor cores' rate and of
 // its bytes at nine tenths of the memory's, and what its launches cost. Tensors are read once and
-// written once, attention aside, which always stands alone: its own time is not counted.
+// written once, attention aside, which always stands alone: its own time is not counted. A V100's
+// products take what their tiles were simulated to take.
 // Pure functions; any thread.
 #pragma once
 
@@ -15,11 +16,27 @@
 
 namespace attnd {
 
+// The products of a linear layer: its output, the gradients of its input and of its weights.
+enum class LinearProduct : uint8_t { kOutput, kInputGradient, kWeightGradient };
+inline constexpr int kLinearProducts = 3;
+
+// Cycles that a multiprocessor needs for a product's blocks of 128 × 128 numbers, by LinearProduct:
+// for 32 of the depth and for a block besides, where it has one block and where it has two.
+struct ProductCycles {
+  struct OfBlock {
+    double step, besides;
+  };
+  OfBlock alone[kLinearProducts], beside_another[kLinearProducts];
+  int64_t multiprocessors;
+  double cycles_per_second;
+};
+
 struct GpuRates {
   const char* name;          // "h100"
   const char* architecture;  // "sm_90"
   double flops_per_second;   // of 16-bit products
   double bytes_per_second;
+  const ProductCycles* product_cycles = nullptr;  // null: products take flops_per_second
 };
 // Rates of data sheets, oldest first.
 absl::Span<const GpuRates> KnownGpus();
@@ -32,8 +49,15 @@ bool JoinsProducts(const GpuRates& gpu, ElementType element);
 inline constexpr double kLaunchMicroseconds = 1.5;
 
 struct SegmentWork {
-  double flops = 0, bytes = 0;
+  // C [rows, columns].
+  struct Product {
+    LinearProduct of;
+    int64_t rows, columns, depth;
+  };
+  double flops = 0, bytes = 0;  // flops: of `products`
+  double sum_bytes = 0;         // of `bytes`: what sums over columns read, in launches of their own
   int64_t launches = 0;
+  std::vector<Product> products;
   double Microseconds(const GpuRates& gpu) const;
   void operator+=(const SegmentWork& other);
 };

@@ -288,8 +288,31 @@ TEST(BoundScheme, JoinsWhatMovesFewerBytesInFewerLaunches) {
   const SegmentWork down = work(Direction::kBackward, 10, 11);
   EXPECT_EQ(work(Direction::kBackward, 9, 11).bytes, down.bytes + inner);
   EXPECT_EQ(work(Direction::kBackward, 9, 11).launches, down.launches);
+  const GpuRates& a100 = *GpuNamed("a100");
+  EXPECT_NEAR(up.Microseconds(a100), up.flops / 312e6 + kLaunchMicroseconds, 1e-3);
+  // Sums over columns are a launch of their own, behind the products.
+  const SegmentWork back = work(Direction::kBackward, 8, 9);
+  EXPECT_EQ(back.sum_bytes, 4 * td);
+  EXPECT_EQ(back.launches, 3);
+  EXPECT_NEAR(back.Microseconds(a100),
+              back.flops / 312e6 + 4 * td / 1.8e6 + 3 * kLaunchMicroseconds, 1e-3);
+  // A V100's products are simulated, as the next test has them: dx, dW and the bias.
+  EXPECT_NEAR(back.Microseconds(*GpuNamed("v100")),
+              321.7 + 229.2 + 4 * td / 0.81e6 + 3 * kLaunchMicroseconds, 2);
+}
+
+// As the simulator has it: tools/voltasim's table of a layer (`./dev volta-report --layers`).
+TEST(SegmentWork, OfAV100HasSimulatedProducts) {
   const GpuRates& v100 = *GpuNamed("v100");
-  EXPECT_NEAR(up.Microseconds(v100), up.flops / 112e6 + kLaunchMicroseconds, 1e-3);
+  const auto took = [&](LinearProduct of, int64_t rows, int64_t columns, int64_t depth) {
+    return SegmentWork{.products = {{of, rows, columns, depth}}}.Microseconds(v100);
+  };
+  EXPECT_NEAR(took(LinearProduct::kOutput, 512, 768, 768), 28.2, 0.1);  // 24 blocks
+  EXPECT_NEAR(took(LinearProduct::kOutput, 512, 3072, 768), 43.0, 0.1);
+  EXPECT_NEAR(took(LinearProduct::kOutput, 16384, 3072, 768), 864.0, 5);
+  EXPECT_NEAR(took(LinearProduct::kInputGradient, 16384, 768, 3072), 804.5, 5);
+  EXPECT_NEAR(took(LinearProduct::kWeightGradient, 3072, 768, 512), 31.0, 0.2);
+  EXPECT_NEAR(took(LinearProduct::kWeightGradient, 768, 768, 4096), 57.1, 0.2);
 }
 
 TEST(GpuRates, AreOfTheNewestGpuThatIsNotNewer) {

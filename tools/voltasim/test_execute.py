@@ -66,6 +66,26 @@ class Execute(unittest.TestCase):
         self.assertEqual(block.conflict_factors(), {0x30: 1, 0x40: 2, 0x50: 2})
         self.assertEqual(list(block.warps[0].r[3]), list(range(32)))
 
+    def test_a_difference_of_64_bits_borrows_even_from_zero(self):
+        block, _ = run(listing("IADD3 R0, P1, P2, RZ, 0x5, -R4", "IADD3.X R1, RZ, RZ, ~R5, P1, P2", "EXIT"))
+        self.assertEqual((block.warps[0].r[0][0], block.warps[0].r[1][0]), (5, 0))
+
+    def test_a_jump_follows_its_table(self):
+        _, paths = run(listing("MOV R0, c[0x2][0x4]", "BRX R0 -0x20 (*\"BRANCH_TARGETS .L_1\"*)", "EXIT", "NOP", "EXIT"),
+                       constants={(2, 4): 0x30})
+        self.assertEqual(paths[0], [0, 1, 3, 4])
+
+    def test_bytes_are_those_of_sectors_and_of_memory_once(self):
+        code = listing("S2R R0, SR_TID.X", "IMAD.SHL.U32 R2, R0, 0x4, RZ", "MOV R3, 0x1", "MOV R5, 0x0", "MOV R4, 0x80",
+                       "LDG.E.SYS R6, [R2]", "LDG.E.SYS R6, [R2]", "STG.E.SYS [R2], R6", "STG.E.SYS [R2], R6",
+                       "LDG.E.SYS R6, [R4]", "EXIT")
+        block = Block(code, {}, Memory(), (0,), 4096, l1_below=1 << 32)
+        block.run()
+        self.assertEqual(block.traffic.averages(l1_bytes=128), {0x50: (0, 128, 128), 0x60: (128, 0, 0), 0x70: (0, 128, 128),
+                                                       0x80: (0, 128, 0), 0x90: (0, 0, 0)})
+        self.assertEqual(block.traffic.averages(l1_bytes=127)[0x60], (0, 128, 0))
+        self.assertEqual(block.traffic.hbm_bytes(), 256)
+
     def test_a_named_barrier_lets_two_warps_through_and_records_its_number(self):
         code = listing("MOV R0, 0x3", "BAR.SYNC R0, 0x40", "EXIT")
         _, paths = run(code, warps=(0, 1))

@@ -19,14 +19,21 @@ def read_kernel(image, name, nvdisasm):
         return cubin.disassemble(f.name, kernel, nvdisasm), kernel
 
 
+def run_block(listing, warps, shared_bytes, constants, memory, block_index=0, l1_below=0):
+    """A Block that has run."""
+    block = Block(listing, constants, memory, range(warps), shared_bytes, block_index=block_index, l1_below=l1_below)
+    block.run()
+    if block.unknown:
+        raise SystemExit(f"opcodes that execute.py does not know: {sorted(block.unknown)}")
+    return block
+
+
 def trace(listing, warps, shared_bytes, launches, block_index=0):
     """({key: {warp: path}}, {address: bank-conflict factor}): one block of each of {key: (constants, memory)}."""
     traces, factors = {}, {}
     for key, (constants, memory) in launches.items():
-        block = Block(listing, constants, memory, range(warps), shared_bytes, block_index=block_index)
-        traces[key] = block.run()
-        if block.unknown:
-            raise SystemExit(f"opcodes that execute.py does not know: {sorted(block.unknown)}")
+        block = run_block(listing, warps, shared_bytes, constants, memory, block_index)
+        traces[key] = {w.number: w.path for w in block.warps}
         factors.update(block.conflict_factors())
     return traces, factors
 

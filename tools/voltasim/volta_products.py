@@ -29,12 +29,17 @@ def product_desc(depth, sums):
                                  TENSORS + (4 << 32))
 
 
+def constants(parameters):
+    """Constant bank 0 of a kernel whose descriptor is DESC."""
+    return {0x0: 256, 0x28: 0xFFFDC0, parameters + DENSE: DESC & 0xFFFFFFFF, parameters + DENSE + 4: DESC >> 32}
+
+
 def launch(steps, sums, parameters):
     """(constants, memory) of a block of so many steps."""
     memory = Memory()
     memory.write(DESC, product_desc(steps * STEP, sums))
     memory.write(TENSORS + (4 << 32), struct.pack("<i", sums))
-    return {0x0: 256, 0x28: 0xFFFDC0, parameters + DENSE: DESC & 0xFFFFFFFF, parameters + DENSE + 4: DESC >> 32}, memory
+    return constants(parameters), memory
 
 
 def sizes(kind):
@@ -47,37 +52,54 @@ def sizes(kind):
                 yield (ROWS, times * width, width) if kind == "rows_rows" else (ROWS, width, times * width)
 
 
-def simulate(key, kernel, listing, shared, schedules, parameters, peak):
-    """[(rows, columns, depth, shares of peak in % of loop, blocks and launch)] of one kernel; its bank conflicts."""
-    kind = key.split("product_")[1]
-    sums = kind == "depth_depth"
-    traces, factors = traced_blocks.trace(listing, kernel.threads // 32, shared,
-                                          {n: launch(n, sums, parameters) for n in STEPS}, block_index=int(sums))
-    runs = []
-    for schedule in schedules:
-        setup = traced_blocks.setup_of(listing, kernel, shared, factors, *schedule)
-        predictor = TracedPredictor(setup, traces)
-        runs.append((predictor, predictor.rates()))
-    ctas = setup.ctas
-    in_loop = runs[0][0].loop_addresses()
-    rows = []
-    for m, n, k in sizes(kind):
-        turns = k // BLOCK_DEPTH if sums else 1
+class Speeds:
+    """Keeps what blocks of one product kernel take under each schedule."""
+
+    def __init__(self, key, listing, kernel, shared, schedules, parameters):
+        self.kind = key.split("product_")[1]
+        self.sums = self.kind == "depth_depth"
+        traces, self.factors = traced_blocks.trace(listing, kernel.threads // 32, shared,
+                                                   {n: launch(n, self.sums, parameters) for n in STEPS},
+                                                   block_index=int(self.sums))
+        self.runs = []
+        for schedule in schedules:
+            setup = traced_blocks.setup_of(listing, kernel, shared, self.factors, *schedule)
+            predictor = TracedPredictor(setup, traces)
+            self.runs.append((predictor, predictor.rates()))
+        self.ctas = setup.ctas
+
+    def cycles(self, m, n, k):
+        """Cycles of C = A·B's (loops alone, whole blocks, launch) under the schedule of the slowest launch."""
+        turns = -(-k // BLOCK_DEPTH) if self.sums else 1
         blocks = -(-m // TILE) * -(-n // TILE) * turns
-        steps, shares = k // turns // STEP, []
-        for predictor, rates in runs:
-            loop, outside = rates[ctas]
-            each = blocks / ctas / SMS
-            cycles = (each * steps * loop, each * (steps * loop + outside),
-                      predictor.launch([steps] * blocks, rates)["cycles"])
-            shares.append([100 * 2 * m * n * k / c / peak for c in cycles])
-        rows.append((m, n, k, *min(shares, key=lambda of: of[-1])))
-    return rows, round(sum(f - 1 for a, f in factors.items() if a in in_loop and f > 1.01), 2)
+        steps, of_schedules = k // turns // STEP, []
+        for predictor, rates in self.runs:
+            loop, outside = rates[self.ctas]
+            each = blocks / self.ctas / SMS
+            of_schedules.append((each * steps * loop, each * (steps * loop + outside),
+                                 predictor.launch([steps] * blocks, rates)["cycles"]))
+        return max(of_schedules, key=lambda of: of[-1])
+
+    def rates(self):
+        """[(cycles of a step, of a block besides)] with one block on an SM, with two, ... of the slowest schedule."""
+        slowest = max((rates for _, rates in self.runs), key=lambda of: STEPS[0] * of[self.ctas][0] + of[self.ctas][1])
+        return [slowest[n + 1] for n in range(self.ctas)]
+
+
+def simulate(key, listing, kernel, shared, schedules, parameters, peak):
+    """([(rows, columns, depth, shares of peak in % of loop, blocks and launch)], Speeds.rates()) of one kernel."""
+    speeds = Speeds(key, listing, kernel, shared, schedules, parameters)
+    rows = [(m, n, k, *(100 * 2 * m * n * k / c / peak for c in speeds.cycles(m, n, k)))
+            for m, n, k in sizes(speeds.kind)]
+    return rows, speeds.rates()
 
 
 def print_table(table):
     print("Products of layers: share of peak in %, launch share lowest of gto, lrr, stagger 500. Simulated.")
     print(f"{'kernel':24s} {'rows':>6s} {'columns':>7s} {'depth':>6s} {'loop':>6s} {'blocks':>6s} {'launch':>6s}")
-    for key, rows in table:
+    for key, rows, _ in table:
         for m, n, k, *shares in rows:
             print(f"{key:24s} {m:6d} {n:7d} {k:6d} " + " ".join(f"{share:6.1f}" for share in shares))
+    print(f"Cycles of a block for {STEP} of the depth + besides, by how many blocks an SM has (modules/segments/bound.cc):")
+    for key, _, rates in table:
+        print(f"{key:24s} " + ", ".join(f"{step:.0f} + {besides:.0f}" for step, besides in rates))

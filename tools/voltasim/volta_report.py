@@ -14,6 +14,7 @@ import sys
 import zlib
 
 import traced_blocks
+import volta_layers
 import volta_masks
 import volta_products
 import volta_triton
@@ -264,11 +265,31 @@ def simulate_products(archive, only, nvdisasm):
     table = []
     for key, fields, image in read_archive(archive):
         if key.startswith("product_") and only in key:
-            listing, kernel, shared = read_kernel(fields, image, nvdisasm)
-            table.append((key, volta_products.simulate(key, kernel, listing, shared, SCHEDULES, PARAMETERS,
-                                                       PEAK_FLOPS_PER_CLOCK)[0]))
+            table.append((key, *volta_products.simulate(key, *read_kernel(fields, image, nvdisasm), SCHEDULES, PARAMETERS,
+                                                        PEAK_FLOPS_PER_CLOCK)))
             print(f"{key}: done", file=sys.stderr)
     return table
+
+
+def layer_simulator(archive, nvdisasm):
+    kernels = {key: read_kernel(fields, image, nvdisasm) for key, fields, image in read_archive(archive)
+               if key.startswith(("dense_", "product_"))}
+    return volta_layers.Simulator(kernels, SCHEDULES, PARAMETERS, CLOCK_MHZ)
+
+
+def simulate_encoders(archive, nvdisasm):
+    """Rows of volta_layers.encoder_rows."""
+    images, speeds = {key: (fields, image) for key, fields, image in read_archive(archive)}, {}
+
+    def attention_cycles(head_dim, length, heads):
+        name = f"forward_d{head_dim}_f32_linear_dropout"
+        if name not in speeds:
+            speeds[name] = simulate(name, *images[name], nvdisasm)[1]
+        shape, of = Shape(name), speeds[name]
+        work = [length // shape.step] * (length // shape.owned * heads)
+        return max(of.predictor.launch(work, rates)["cycles"] for rates in of.rates)
+
+    return volta_layers.encoder_rows(layer_simulator(archive, nvdisasm), attention_cycles)
 
 
 def simulate_sat(archive, head_dim, nvdisasm):
@@ -314,6 +335,8 @@ def main():
     p.add_argument("--masks", action="store_true", help="instead: a table by mask, against the dense kernels")
     p.add_argument("--triton", action="store_true", help="instead: forward under masks, beside Triton's kernels")
     p.add_argument("--products", action="store_true", help="instead: products of layers, by size")
+    p.add_argument("--layers", type=int, nargs="*", metavar="ROWS", help="instead: BERT layers of 16,384 rows, or of these")
+    p.add_argument("--encoders", action="store_true", help="instead: layers of width 2048 against a modelled eager PyTorch")
     p.add_argument("--sat", type=int, metavar="D", help="instead: SAT's patterns by small tiles, against the dense kernels")
     p.add_argument("--nvdisasm", default=os.environ.get("NVDISASM", ".deps/cuda_tools/nvdisasm"))
     p.add_argument("--json", action="store_true")
@@ -329,6 +352,14 @@ def main():
     if args.products:
         table = simulate_products(args.archive, args.only, args.nvdisasm)
         print(json.dumps(table, indent=1)) if args.json else volta_products.print_table(table)
+        return
+    if args.layers is not None:
+        table = volta_layers.rows(layer_simulator(args.archive, args.nvdisasm), args.layers or [volta_layers.ROWS])
+        print(json.dumps(table, indent=1)) if args.json else volta_layers.print_table(table)
+        return
+    if args.encoders:
+        table = simulate_encoders(args.archive, args.nvdisasm)
+        print(json.dumps(table, indent=1)) if args.json else volta_layers.print_encoder_table(table)
         return
     if args.sat:
         simulate_sat(args.archive, args.sat, args.nvdisasm)

@@ -7,7 +7,7 @@ exact. Lanes may diverge (the lowest program counter runs first).
 
 A path entry is an instruction index i; i + n means predicated off (n instructions in all), and
 i + n·(2 + b) a barrier whose number b came from a register. Also counts the wavefronts of every
-shared access.
+shared access, and the bytes that each global access moves.
 """
 import re
 from collections import defaultdict
@@ -15,29 +15,32 @@ from collections import defaultdict
 import numpy as np
 
 from . import isa
+from .floats import CMP as _CMP, Floats, REG as _REG
 from .lanes import wavefronts
-from .memory import Memory, Warp  # noqa: F401  (callers import Memory from here)
+from .memory import Memory, Traffic, Warp  # noqa: F401  (callers import Memory from here)
 U32, I32, U64, I64, F32 = np.uint32, np.int32, np.uint64, np.int64, np.float32
-_REG = re.compile(r"^(-)?(~)?(\|)?(R\d+|RZ)(\.[A-Z0-9_.]+)?\|?$")
 _CONST = re.compile(r"^(-)?(~)?(\|)?c\[0x([0-9a-f]+)\]\[0x([0-9a-f]+)\](\.\w+)?\|?$")
 _IMM = re.compile(r"^-?0x[0-9a-f]+$")
 _ADDR = re.compile(r"^\[(R\d+|RZ)?(\.[A-Z0-9_.]+)?\+?(-?0x[0-9a-f]+)?\]$")
 _PRED = re.compile(r"^!?P(\d|T)$")
-_CMP = {"LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal, "EQ": np.equal, "NE": np.not_equal}
 SHARED_BASE = 1 << 40          # generic addresses of shared memory
 
 
-class Block:
-    """One block; `constants` maps offsets of constant bank 0 to 32-bit words."""
+class Block(Floats):
+    """One block; `constants` maps offsets of constant bank 0 to 32-bit words.
 
-    def __init__(self, listing, constants, memory, warps, shared_bytes, block_index=0, limit=4_000_000):
+    Global addresses below `l1_below` count as found in the L1: tables that all blocks read.
+    """
+
+    def __init__(self, listing, constants, memory, warps, shared_bytes, block_index=0, limit=4_000_000, l1_below=0):
         self.instrs = listing.instrs
         self.at = {i.addr: i.index for i in listing.instrs}
         self.constants, self.memory = constants, memory
         self.shared = np.zeros(shared_bytes // 4 + 64, dtype=U32)
         self.warps = [Warp(w) for w in warps]
-        self.block_index, self.limit = block_index, limit
+        self.block_index, self.limit, self.l1_below = block_index, limit, l1_below
         self.wave = defaultdict(lambda: [0, 0])
+        self.traffic = Traffic()
         self.unknown = set()
         self.arrived = {}
         self.ops = [self._decode(i) for i in self.instrs]
@@ -172,6 +175,12 @@ class Block:
     def _do_call(self, w, ins, ops, mask):
         w.pc[mask] = self.at[ins.target]
 
+    def _do_brx(self, w, ins, ops, mask):       # behind itself, by a register and a number
+        register, behind = ops[0].split()[:2]
+        target = self._get(w, register).view(I32).astype(I64) + ins.addr + 16 + int(behind, 16)
+        for lane in np.nonzero(mask)[0]:
+            w.pc[lane] = self.at[int(target[lane])]
+
     def _do_ret(self, w, ins, ops, mask):
         target = self._wide(w, ops[0].split(" ")[0])
         for lane in np.nonzero(mask)[0]:
@@ -199,6 +208,7 @@ class Block:
 
     _do_bssy = _do_bsync = _do_bmov = _do_break = _do_warpsync = _do_nop = _do_depbar = _nothing
     _do_yield = _do_membar = _do_errbar = _do_cctl = _do_nanosleep = _do_bpt = _nothing
+    _do_dfma = _do_dadd = _do_dmul = _nothing      # no path depends on numbers of 64 bits
 
     # -- integer -----------------------------------------------------------------------------
     def _do_mov(self, w, ins, ops, mask):
@@ -220,26 +230,19 @@ class Block:
         return [o for o in ops if not _PRED.match(o)], [o for o in ops if _PRED.match(o)]
 
     def _do_iadd3(self, w, ins, ops, mask):
-        src, preds = self._split(ops)
-        out_preds, lead = [], 1
-        while lead < len(ops) and _PRED.match(ops[lead]):
-            out_preds.append(ops[lead])
-            lead += 1
-        in_preds = [o for o in ops[lead:] if _PRED.match(o)]
-        total = sum(self._get(w, o).astype(U64) for o in src[1:4])
-        if ".X" in ins.opcode:
-            for p in in_preds:
+        src, _ = self._split(ops)
+        lead = next(n for n in range(1, len(ops)) if not _PRED.match(ops[n]))
+        extended = ".X" in ins.opcode
+        total = np.zeros(32, dtype=U64)
+        for o in src[1:4]:      # a negated operand of an .X addition is the complement: the borrow comes as carry
+            is_negated = o.startswith("-") and not _IMM.match(o)
+            total = total + ((~self._get(w, o[1:])).astype(U64) + U64(not extended) if is_negated
+                             else self._get(w, o).astype(U64))
+        if extended:
+            for p in (o for o in ops[lead:] if _PRED.match(o)):
                 total = total + self._predicate(w, p).astype(U64)
-        # A negated operand of an .X addition is the complement: the borrow comes as carry.
-        if ".X" in ins.opcode:
-            for o in src[1:4]:
-                if o.startswith("-"):
-                    total = (total - U64(1)) & U64(0x1FFFFFFFF)
-        carry = total >> U64(32)
-        if out_preds:
-            # -RZ counts as 2^32 in a subtraction's carry chain.
-            extra = sum(1 for o in src[1:4] if o.startswith("-") and o[1:] == "RZ")
-            self._put_pred(w, out_preds[0], (carry + U64(extra)) > 0, mask)
+        for n, p in enumerate(ops[1:lead]):
+            self._put_pred(w, p, total >> U64(32) > n, mask)
         self._put(w, src[0], (total & U64(0xFFFFFFFF)).astype(U32), mask)
 
     def _do_imad(self, w, ins, ops, mask):
@@ -346,6 +349,8 @@ class Block:
     def _do_sel(self, w, ins, ops, mask):
         self._put(w, ops[0], np.where(self._predicate(w, ops[3]), self._get(w, ops[1]), self._get(w, ops[2])), mask)
 
+    _do_fsel = _do_sel
+
     def _do_sgxt(self, w, ins, ops, mask):      # the low bits, as many as the second operand says
         bits = self._get(w, ops[2])
         low = self._get(w, ops[1]) & ((U32(1) << bits) - U32(1))
@@ -365,6 +370,9 @@ class Block:
     def _do_popc(self, w, ins, ops, mask):
         self._put(w, ops[0], np.array([int(x).bit_count() for x in self._get(w, ops[1])], dtype=U32), mask)
 
+    def _do_flo(self, w, ins, ops, mask):       # the place of the first one from above
+        self._put(w, ops[0], np.array([int(x).bit_length() - 1 & 0xFFFFFFFF for x in self._get(w, ops[1])], dtype=U32), mask)
+
     def _do_isetp(self, w, ins, ops, mask):
         parts = ins.opcode.split(".")
         a, b = self._get(w, ops[2]), self._get(w, ops[3])
@@ -373,7 +381,7 @@ class Block:
         r = _CMP[parts[1]](a, b)
         if "EX" in parts:       # continues a 64-bit comparison of the low words, in the last operand
             low = self._predicate(w, ops[5])
-            r = np.where(a == b, low, _CMP[parts[1].replace("E", "") if parts[1] in ("GE", "LE") else parts[1]](a, b)) \
+            r = np.where(a == b, low, _CMP[parts[1].replace("E", "T")](a, b)) \
                 if parts[1] not in ("EQ", "NE") else (r & low if parts[1] == "EQ" else r | low)
         self._combine(w, parts, ops, r, mask)
 
@@ -401,95 +409,6 @@ class Block:
         for k in range(7):
             if keep >> k & 1:
                 w.p[k] = np.where(mask, (v >> U32(k)) & U32(1) != 0, w.p[k])
-
-    # -- float -------------------------------------------------------------------------------
-    def _do_fadd(self, w, ins, ops, mask):
-        self._put(w, ops[0], (self._get(w, ops[1], "float") + self._get(w, ops[2], "float")).astype(F32), mask)
-
-    def _do_fmul(self, w, ins, ops, mask):
-        self._put(w, ops[0], (self._get(w, ops[1], "float") * self._get(w, ops[2], "float")).astype(F32), mask)
-
-    def _do_ffma(self, w, ins, ops, mask):
-        a, b, c = (self._get(w, o, "float").astype(np.float64) for o in ops[1:4])
-        self._put(w, ops[0], (a * b + c).astype(F32), mask)
-
-    _do_fsel = _do_sel
-    _do_fadd32i, _do_fmul32i, _do_ffma32i = _do_fadd, _do_fmul, _do_ffma
-
-    def _do_fmnmx(self, w, ins, ops, mask):
-        a, b = self._get(w, ops[1], "float"), self._get(w, ops[2], "float")
-        self._put(w, ops[0], np.where(self._predicate(w, ops[3]), np.fmin(a, b), np.fmax(a, b)).astype(F32), mask)
-
-    def _do_fsetp(self, w, ins, ops, mask):
-        parts = ins.opcode.split(".")
-        a, b = self._get(w, ops[2], "float"), self._get(w, ops[3], "float")
-        name = parts[1]
-        nan = np.isnan(a) | np.isnan(b)
-        if name in ("NUM", "NAN"):
-            r = nan if name == "NAN" else ~nan
-        else:
-            unordered = name.endswith("U")
-            r = _CMP[name[:2]](a, b)
-            r = (r | nan) if unordered else (r & ~nan)
-        self._combine(w, parts, ops, r, mask)
-
-    def _do_mufu(self, w, ins, ops, mask):
-        x = self._get(w, ops[1], "float").astype(np.float64)
-        f = {"EX2": np.exp2, "LG2": np.log2, "RCP": lambda v: 1 / v, "RSQ": lambda v: 1 / np.sqrt(v),
-             "SQRT": np.sqrt}[ins.opcode.split(".")[1]]
-        self._put(w, ops[0], f(x).astype(F32), mask)
-
-    def _half(self, w, tok):
-        """A half operand's low or high half as float32 (or a float32 one)."""
-        text = tok.replace("-", "").replace("|", "")
-        sign = -1 if tok.startswith("-") else 1
-        part = ""
-        if "." in text and not text[0].isdigit():
-            text, part = text.split(".", 1)
-        if not _REG.match(text):
-            return np.zeros(32, dtype=F32)
-        v = self._get(w, text)
-        if part == "F32":
-            return sign * v.view(F32)
-        half = (v >> U32(16) if part == "H1_H1" else v & U32(0xFFFF)).astype(np.uint16).view(np.float16)
-        return sign * half.astype(F32)
-
-    def _do_hadd2(self, w, ins, ops, mask):
-        a, b = self._half(w, ops[1]), self._half(w, ops[2])
-        s = a + b
-        if ".F32" in ins.opcode:
-            self._put(w, ops[0], s.astype(F32), mask)
-        else:
-            h = s.astype(np.float16).view(np.uint16).astype(U32)
-            self._put(w, ops[0], h | h << U32(16), mask)
-
-    def _do_hmul2(self, w, ins, ops, mask):     # both halves of registers
-        low, high = ((self._half(w, ops[1] + part) * self._half(w, ops[2] + part)).astype(np.float16)
-                     .view(np.uint16).astype(U32) for part in (".H0_H0", ".H1_H1"))
-        self._put(w, ops[0], low | high << U32(16), mask)
-
-    def _do_f2f(self, w, ins, ops, mask):
-        if ".F16.F32" in ins.opcode:
-            v = self._get(w, ops[1], "float").astype(np.float16).view(np.uint16).astype(U32)
-            self._put(w, ops[0], v, mask)
-        else:
-            self._put(w, ops[0], self._half(w, ops[1]).astype(F32), mask)
-
-    def _do_i2f(self, w, ins, ops, mask):
-        v = self._get(w, ops[1])
-        self._put(w, ops[0], (v if "U32" in ins.opcode else v.view(I32)).astype(F32), mask)
-
-    def _do_f2i(self, w, ins, ops, mask):
-        v = np.nan_to_num(self._get(w, ops[1], "float").astype(np.float64))
-        v = np.trunc(v) if "TRUNC" in ins.opcode else np.rint(v)
-        lo, hi = (0, 2 ** 32 - 1) if "U32" in ins.opcode else (-2 ** 31, 2 ** 31 - 1)
-        self._put(w, ops[0], (np.clip(v, lo, hi).astype(I64) & 0xFFFFFFFF).astype(U32), mask)
-
-    def _do_hmma(self, w, ins, ops, mask):
-        i = self._reg(ops[0])
-        for k in range(2):
-            if i + k < 255:
-                w.r[i + k] = np.where(mask, 0, w.r[i + k])
 
     # -- across lanes ------------------------------------------------------------------------
     def _do_shfl(self, w, ins, ops, mask):
@@ -562,17 +481,27 @@ class Block:
                 row[lane] = v & (0xFF if size == 1 else 0xFFFF if size == 2 else 0xFFFFFFFF)
             w.r[i + k] = row
 
-    def _do_ldg(self, w, ins, ops, mask):
+    def _global_address(self, w, ins, ops, mask, writes):
         self._is_global = True
-        tok = next(o for o in ops if o.startswith("["))
-        self._load(w, ops[0], ins.opcode, self._address(w, tok), mask, self._global_word)
+        addr = self._address(w, next(o for o in ops if o.startswith("[")))
+        self.traffic.add(ins.addr, {int(a) >> 5 for a in addr[mask] if self.l1_below <= a < SHARED_BASE}, writes)
+        return addr
+
+    def _do_ldg(self, w, ins, ops, mask):
+        self._load(w, ops[0], ins.opcode, self._global_address(w, ins, ops, mask, False), mask, self._global_word)
 
     _do_ld = _do_ldg
 
     def _do_stg(self, w, ins, ops, mask):
-        pass                       # results of the block: nothing here reads them back
+        self._global_address(w, ins, ops, mask, True)    # results of the block: nothing here reads them back
 
     _do_st = _do_red = _do_stg
+
+    def _do_atomg(self, w, ins, ops, mask):              # what stood there; nothing changes
+        regs = [o for o in ops if _REG.match(o)]
+        self._load(w, regs[0], "LDG", self._global_address(w, ins, ops, mask, True), mask, self._global_word)
+
+    _do_atom = _do_atomg
 
     def _do_ldc(self, w, ins, ops, mask):
         m = re.match(r"^c\[0x([0-9a-f]+)\]\[(R\d+|RZ)?\+?(-?0x[0-9a-f]+)?\]$", ops[1])

@@ -31,6 +31,7 @@ class Setup:
     scheduler: str = "gto"
     stagger: int = 37
     roles: list = field(default_factory=list)       # of Role; other warps follow `spec`
+    traffic: dict = None                            # of global accesses, as sim.prepare has it
 
 
 def demand(ops, indices, m):
@@ -42,6 +43,7 @@ def demand(ops, indices, m):
         d[isa.PIPES[op.pipe]] += op.interval
         d["smem_data"] += op.data
         d["l2"] += op.l2
+        d["hbm"] += op.hbm
     return d
 
 
@@ -75,6 +77,7 @@ def lower_bounds(ops, bodies, setup):
     out = {k: max(d[k] for d in sub) for k in ("issue",) + isa.PIPES}
     out["smem_data"] = sum(d["smem_data"] for d in sub)
     out["l2"] = sum(d["l2"] for d in sub)
+    out["hbm"] = sum(d["hbm"] for d in sub)
     out["one_warp_latency"] = max(latency for _, latency in cost.values())
     return out
 
@@ -117,7 +120,7 @@ class Predictor:
         self.loops = find_loops(setup.listing)
         self.hot = hot_loop(self.loops, setup.listing, setup.loop_addr)
         self.ops, self.unknown = prepare(setup.listing, setup.machine, setup.conflicts,
-                                         setup.hbm_fraction)
+                                         setup.hbm_fraction, setup.traffic)
         self.unresolved = set()
 
     def _walk(self, spec, hot, iterations):

@@ -26,6 +26,7 @@ class Op:
     chain: int = 0            # latency seen by a waiting HMMA
     data: float = 0.0         # SM cycles on the shared data path
     l2: float = 0.0           # SM cycles on the L2 port
+    hbm: float = 0.0          # SM cycles of its share of HBM
     bar_id: int = 0
     bar_warps: int = 0
     bar_wait: bool = True
@@ -56,22 +57,22 @@ class Conflicts:
         return self.opcode[best] if best else 1.0
 
 
-def _memory_cost(ins, cls, m, conflicts, hbm_fraction):
-    """(data path cycles, L2 cycles) of one warp instruction."""
+def _memory_cost(ins, cls, m, conflicts, hbm_fraction, moved):
+    """(data path cycles, L2 cycles, HBM cycles) of one warp instruction."""
     if cls.kind in (isa.LDS, isa.STS):
-        return max(1, isa.access_bytes(ins.opcode) // 4) * conflicts.factor(ins), 0.0
+        return max(1, isa.access_bytes(ins.opcode) // 4) * conflicts.factor(ins), 0.0, 0.0
     if cls.kind == isa.SHFL:
-        return 1.0, 0.0
+        return 1.0, 0.0, 0.0
     if cls.kind == isa.LOCAL:
-        return max(1, isa.access_bytes(ins.opcode) // 4), 0.0
+        return max(1, isa.access_bytes(ins.opcode) // 4), 0.0, 0.0
     if cls.kind in (isa.LDG, isa.STG, isa.ATOM):
         size = isa.access_bytes(ins.opcode) * 32
-        hbm = hbm_fraction / m.hbm_bytes_per_clk_sm
-        return max(1, size // 128), size * max(1 / m.l2_bytes_per_clk_sm, hbm)
-    return 0.0, 0.0
+        _, of_l2, of_hbm = moved or (0, size, size * hbm_fraction)
+        return max(1, size // 128), of_l2 / m.l2_bytes_per_clk_sm, of_hbm / m.hbm_bytes_per_clk_sm
+    return 0.0, 0.0, 0.0
 
 
-def _latencies(ins, cls, m, hbm_fraction):
+def _latencies(ins, cls, m, hbm_fraction, moved):
     """(result latency, latency towards a waiting HMMA)."""
     if cls.kind == isa.HMMA:
         _, f16, _ = isa.hmma_shape(ins.opcode)
@@ -82,6 +83,11 @@ def _latencies(ins, cls, m, hbm_fraction):
              isa.MEMBAR: m.membar_latency if ".GPU" in ins.opcode or ".SYS" in ins.opcode else 20,
              isa.XUOP: m.xu_latency, isa.F64: m.fp64_latency, isa.S2R: m.s2r_latency}
     lat = table.get(cls.kind, 0)
+    if cls.kind == isa.LDG and moved:
+        of_l1, of_l2, of_hbm = moved
+        beyond = of_l2 / (of_l1 + of_l2) if of_l2 else 0
+        of_memory = of_hbm / (of_l1 + of_l2) if of_l2 else 0
+        lat = int(m.local_latency * (1 - beyond) + m.ldg_latency * beyond + m.hbm_extra_latency * of_memory)
     return lat, lat
 
 
@@ -99,8 +105,11 @@ def _bar_args(ins, op):
     op.bar_wait = ".ARV" not in ins.opcode
 
 
-def prepare(listing, m, conflicts=None, hbm_fraction=0.0):
-    """Ops of a listing, then the same ops predicated off; and the unknown opcodes."""
+def prepare(listing, m, conflicts=None, hbm_fraction=0.0, traffic=None):
+    """Ops of a listing, then the same ops predicated off; and the unknown opcodes.
+
+    `traffic`: {address: (bytes of the L1, of the L2, of these HBM's)} of global accesses; others move all lanes' bytes.
+    """
     conflicts = conflicts or Conflicts()
     pipe_no = {p: i for i, p in enumerate(isa.PIPES)}
     ops, unknown = [], {}
@@ -111,13 +120,14 @@ def prepare(listing, m, conflicts=None, hbm_fraction=0.0):
         c = ins.ctrl
         interval = m.mio_interval if cls.pipe == isa.MIO else cls.interval
         kind = cls.kind
-        data, l2 = _memory_cost(ins, cls, m, conflicts, hbm_fraction)
+        moved = (traffic or {}).get(ins.addr)
+        data, l2, hbm = _memory_cost(ins, cls, m, conflicts, hbm_fraction, moved)
         if ins.pred == "!PT":                         # never executes: takes an issue slot only
-            kind, data, l2 = isa.FIXED, 0.0, 0.0
-        lat, chain = _latencies(ins, cls, m, hbm_fraction)
+            kind, data, l2, hbm = isa.FIXED, 0.0, 0.0, 0.0
+        lat, chain = _latencies(ins, cls, m, hbm_fraction, moved)
         op = Op(pipe_no[cls.pipe], interval, kind, max(1, c.stall), c.yield_hint,
                 c.write_sb, c.read_sb, tuple(i for i in range(6) if c.wait >> i & 1),
-                lat, chain, data, l2)
+                lat, chain, data, l2, hbm)
         if kind == isa.HMMA:
             _, f16, _ = isa.hmma_shape(ins.opcode)
             op.interval = m.hmma_f16_interval if f16 else m.hmma_f32_interval
@@ -125,7 +135,7 @@ def prepare(listing, m, conflicts=None, hbm_fraction=0.0):
         elif kind == isa.BAR:
             _bar_args(ins, op)
         ops.append(op)
-    off = [replace(o, kind=isa.FIXED, data=0.0, l2=0.0, latency=0, chain=0) for o in ops]
+    off = [replace(o, kind=isa.FIXED, data=0.0, l2=0.0, hbm=0.0, latency=0, chain=0) for o in ops]
     return ops + off, unknown
 
 
@@ -169,7 +179,7 @@ class Sim:
         self.queue = [deque() for _ in range(m.subcores)]
         self.last = [None] * m.subcores
         self.data_free = 0.0
-        self.l2_free = self.port_free = 0.0
+        self.l2_free = self.port_free = self.hbm_free = 0.0
         self.bars = {}
         self.cta_left = {}
         self.launched = 0
@@ -246,12 +256,16 @@ class Sim:
             if times[i] > w.ready:
                 w.ready, w.why = times[i], w.sbk[i]
 
-    def _l2(self, cycles, start):
-        """Time the L2 has served `cycles` worth of average bandwidth: port, then average."""
+    def _beyond_l1(self, op, start):
+        """Time the L2, and HBM where it is asked, have served the op: the port, then average bandwidths."""
         m = self.m
-        self.port_free = max(self.port_free, start) + cycles * m.l2_bytes_per_clk_sm / m.l2_port_bytes_per_clk
-        self.l2_free = max(self.l2_free, start) + cycles
-        return max(self.port_free, self.l2_free - m.l2_burst_bytes / m.l2_bytes_per_clk_sm)
+        self.port_free = max(self.port_free, start) + op.l2 * m.l2_bytes_per_clk_sm / m.l2_port_bytes_per_clk
+        self.l2_free = max(self.l2_free, start) + op.l2
+        done = max(self.port_free, self.l2_free - m.l2_burst_bytes / m.l2_bytes_per_clk_sm)
+        if op.hbm:
+            self.hbm_free = max(self.hbm_free, start) + op.hbm
+            done = max(done, self.hbm_free - m.l2_burst_bytes / m.hbm_bytes_per_clk_sm)
+        return done
 
     def _post(self, w, op, t):
         """Pipe side effects and scoreboard completion times of an issued op."""
@@ -264,7 +278,7 @@ class Sim:
                 self.queue[w.sub].append(start)
             done = start + op.data + op.latency
             if op.l2:
-                done = max(done, self._l2(op.l2, start) + op.latency)
+                done = max(done, self._beyond_l1(op, start) + op.latency)
             moved = op.data if op.kind in (isa.STS, isa.STG, isa.ATOM) else 0
             release = start + moved + m.read_release
         else:
