@@ -264,7 +264,7 @@ void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) 
                     .reason = small ? "layers of few rows" : "linear layers of modules",
                     .spill_bytes = element != ElementType::kFloat32 ? 0
                                    : small                          ? 80
-                                                                    : 420});
+                                                                    : 480});
   }
 }
 

@@ -26,6 +26,14 @@ enum ProductResult : int32_t {
   kProductAddBlocks,  // the same for each kProductBlockDepth of the depth, in ascending order
 };
 
+// A curve of C's numbers as they are rounded to C's element, which is the operands'; its tensors
+// lie as C does. One of the two pointers is null.
+struct ProductCurve {
+  int32_t curve;   // CurveCode; 0: none
+  void* value;     // ← curve(C), beside C, which may be null then
+  const void* at;  // C ← C · the curve's slope at these numbers
+};
+
 // An operand lies by rows, [rows or columns of C, depth], or by depth, [depth, rows or columns].
 struct ProductDesc {
   const void* a;
@@ -40,6 +48,7 @@ struct ProductDesc {
   // kProductAddBlocks on tensor cores: a word a tile, in wide ones kWideGradientTurns, zero before
   // and after.
   int32_t* turns;
+  ProductCurve curve;  // with kProductStore alone, on tensor cores
 };
 
 // A block of gradients in wide tiles takes an item at a time: one of the first so many tiles over
@@ -47,14 +56,6 @@ struct ProductDesc {
 // kNarrowGradientColumns or kWideGradientColumns.
 struct GradientCut {
   int32_t tile_columns, whole_tiles, item_blocks;
-};
-
-// A curve of C's numbers as they are rounded to C's element, which is the operands'; its tensors lie
-// as C does. One of the two pointers is null.
-struct ProductCurve {
-  int32_t curve;   // CurveCode; 0: none
-  void* value;     // ← curve(C), beside C, which may be null then
-  const void* at;  // C ← C · the curve's slope at these numbers
 };
 
 // A product in wide tiles: 16-bit numbers, and the maps of A and B as they lie. A box has
@@ -68,7 +69,6 @@ struct WideProductDesc {
   GradientCut cut;  // with kProductAddBlocks
   int32_t items;    // tiles, or items of a gradient
   int32_t* claims;  // with kProductAddBlocks: a word of the launch, zero before and after
-  ProductCurve curve;  // with kProductStore alone
 };
 
 // Rows and columns of C that a block makes; small ones where large ones leave a GPU idle.

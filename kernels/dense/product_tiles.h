@@ -4,6 +4,7 @@
 // Errors: none.
 #pragma once
 
+#include "kernels/dense/curves.h"
 #include "kernels/dense/elements.h"
 
 namespace attnd {
@@ -114,9 +115,20 @@ struct ProductRows {
   alignas(16) float sums[16][kTile / 2 + 8];
 };
 
-// ProductOutput takes a warp's sums of C to memory: bias, rounding, sums with what stands there. A
-// lane has four columns.
-template <int kTile>
+// ProductOutput takes a warp's sums of C to memory: bias, rounding, sums with what stands there, or
+// a curve of numbers of type Curved. A lane has four columns.
+struct NoCurves {
+  static constexpr int kBytes = 0;
+};
+template <bool kHasNone, class Element>
+struct ElementUnless {
+  using Type = Element;
+};
+template <class Element>
+struct ElementUnless<true, Element> {
+  using Type = NoCurves;
+};
+template <int kTile, class Curved>
 class ProductOutput {
  public:
   // `place` is the warp's first row and column of C.
@@ -131,6 +143,13 @@ class ProductOutput {
                      row_bytes_);
     element_ = p.c_element;
     adds_ = p.result != kProductStore;
+    if constexpr (kMayCurve) {
+      curve_ = p.curve.curve;
+      has_c_ = p.c != nullptr;
+      is_slope_ = p.curve.at != nullptr;
+      const auto* beside = static_cast<const char*>(is_slope_ ? p.curve.at : p.curve.value);
+      beside_ = ptx::Offset(beside + int64_t{column} * number_bytes, place.row, row_bytes_);
+    }
 #pragma unroll
     for (int n = 0; n < 4; ++n) bias_[n] = -0.0f;  // changes no sum
     if (p.bias == nullptr || rows_left_ <= 0) return;
@@ -149,6 +168,9 @@ class ProductOutput {
   template <class Rows>
   ATTN_HD void Store(int group, const ProductRows<kTile>& rows) const {
     ptx::SyncWarp();
+    if constexpr (kMayCurve) {
+      if (curve_ != 0) return StoreCurves<Rows>(group, rows);
+    }
     if (element_ == kBiasFloat32) {
       StoreAs<Rows, Floats>(group, rows);
     } else if (element_ == kBiasFloat16) {
@@ -161,6 +183,7 @@ class ProductOutput {
 
  private:
   static constexpr int kLanes = kTile / 2 / 4;
+  static constexpr bool kMayCurve = Curved::kBytes != 0;
 
   // Four numbers as they lie in C.
   struct Floats {
@@ -187,6 +210,15 @@ class ProductOutput {
     }
     ATTN_HD static Words Load(const char* p) { return ptx::LoadGlobal64(p); }
     ATTN_HD static void Store(char* p, Words w) { ptx::StoreGlobal64(p, w); }
+  };
+
+  template <class Element, int kBytes>
+  struct FourOf {
+    using Type = Halves<Element>;
+  };
+  template <class Element>
+  struct FourOf<Element, 4> {
+    using Type = Floats;
   };
 
   template <class Rows, class Four>
@@ -222,6 +254,38 @@ class ProductOutput {
       if (row < rows_left_) Four::Store(const_cast<char*>(ptx::Offset(c_, row, row_bytes_)), words);
     }
   }
+  template <class Rows>
+  ATTN_HD void StoreCurves(int group, const ProductRows<kTile>& rows) const {
+    WithCurve(curve_, [&](auto curve) { StoreCurved<Rows, decltype(curve)::kCode>(group, rows); });
+    ptx::SyncWarp();
+  }
+  // A row at a time: other warps' products run meanwhile.
+  template <class Rows, int32_t kCurve>
+  ATTN_HD void StoreCurved(int group, const ProductRows<kTile>& rows) const {
+    using Four = typename FourOf<Curved, Curved::kBytes>::Type;
+#pragma unroll 1
+    for (int place = lane_ / kLanes; place < 16; place += 32 / kLanes) {
+      const int row = Rows::RowOf(group, place);
+      if (row >= rows_left_) continue;
+      float numbers[4], x[4];
+      Floats::Unpack(ptx::LoadShared128(rows.At(place, lane_ % kLanes * 4)), numbers);
+      const typename Four::Words words = WordsOf<Four, false>(numbers, {});
+      Four::Unpack(words, numbers);
+      char* const beside = const_cast<char*>(ptx::Offset(beside_, row, row_bytes_));
+      char* const c = const_cast<char*>(ptx::Offset(c_, row, row_bytes_));
+      if (is_slope_) {
+        Four::Unpack(Four::Load(beside), x);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) numbers[i] = SlopeTimes<kCurve>(x[i], numbers[i]);
+      } else {
+        if (has_c_) Four::Store(c, words);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) numbers[i] = CurveValue<kCurve>(numbers[i]);
+      }
+      Four::Store(is_slope_ ? c : beside,
+                  Four::Pack(numbers[0], numbers[1], numbers[2], numbers[3]));
+    }
+  }
   template <class Four, bool kAdds>
   ATTN_HD typename Four::Words WordsOf(float (&sums)[4], const typename Four::Words& old) const {
 #pragma unroll
@@ -240,6 +304,10 @@ class ProductOutput {
   int32_t element_;
   bool adds_;
   float bias_[4];
+  // With a curve.
+  int32_t curve_;
+  bool has_c_, is_slope_;
+  const char* beside_;  // of the lane's first column
 };
 
 }  // namespace attnd

@@ -128,6 +128,7 @@ struct ProductKernel {
  private:
   using AWords = OperandWords<kAByDepth>;
   using BWords = OperandWords<kBByDepth>;
+  using Curved = ElementUnless<kAByDepth, Float16>::Type;
   using Sums = float[kProductGroups][kProductGroups][8];
 
   ATTN_HD static void Zero(Sums& sums) {
@@ -243,7 +244,7 @@ struct ProductKernel {
     auto& rows = shared.rows[thread >> 5];
     const Lane lane = {thread & 31};
     const ProductPlace own = {place.row + WarpRow(thread), place.column + WarpColumn(thread)};
-    const ProductOutput<kProductTile> output(p, own, lane.index);
+    const ProductOutput<kProductTile, Curved> output(p, own, lane.index);
     const bool is_whole =
         own.row + kProductWarpTile <= p.rows && own.column + kProductWarpTile <= p.columns;
 #pragma unroll

@@ -208,7 +208,7 @@ struct ProductKernel {
     auto& rows = shared.rows[thread >> 5];
     const int lane = thread & 31;
     const ProductPlace own = {place.row + WarpRow(thread), place.column + WarpColumn(thread)};
-    const ProductOutput<kTile> output(p, own, thread & 31);
+    const ProductOutput<kTile, typename ElementUnless<kAByDepth, Math>::Type> output(p, own, lane);
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll

@@ -197,8 +197,8 @@ struct WideProductKernel {
                                      int row) {
     static_assert(kRows == kGroupThreads);
     const ProductDesc& p = desc.product;
-    if (desc.curve.at == nullptr || place.row + row >= p.rows) return;
-    const char* const first = static_cast<const char*>(desc.curve.at) +
+    if (desc.product.curve.at == nullptr || place.row + row >= p.rows) return;
+    const char* const first = static_cast<const char*>(desc.product.curve.at) +
                               ((place.row + row) * p.c_stride + place.column) * Math::kBytes;
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
@@ -237,12 +237,12 @@ struct WideProductKernel {
       rows = p.rows - first.row - row;
       columns = p.columns - first.column - kNeighbours * chunk;
       pass_bytes = p.c_stride * (kRowsAtOnce * Math::kBytes);
-      curve = desc.curve.curve;
-      is_slope = desc.curve.at != nullptr;
+      curve = desc.product.curve.curve;
+      is_slope = desc.product.curve.at != nullptr;
       adds = p.result == kProductAdd;
       const int64_t at =
           ((first.row + row) * p.c_stride + first.column + kNeighbours * chunk) * Math::kBytes;
-      const void* of_curve = is_slope ? desc.curve.at : desc.curve.value;
+      const void* of_curve = is_slope ? desc.product.curve.at : desc.product.curve.value;
       c = p.c == nullptr ? nullptr : static_cast<char*>(p.c) + at;
       beside = const_cast<char*>(static_cast<const char*>(of_curve)) + at;
     }
@@ -358,7 +358,7 @@ struct WideProductKernel {
   // C of any element, in groups of 32 columns.
   ATTN_HD static void StoreAny(const ProductDesc& p, const ProductPlace& first, int lane,
                                Panel (&panels)[kOutPanels], const Sums (&sums)[kHalves]) {
-    using Output = ProductOutput<kSmallProductTile>;
+    using Output = ProductOutput<kSmallProductTile, NoCurves>;
     using OutRows = ProductRows<kSmallProductTile>;
     static_assert(sizeof(OutRows) <= sizeof(panels));
     constexpr int kTogether = kSmallProductTile / 2 / 8;  // groups

@@ -179,7 +179,7 @@ const GpuRates& GpuOfArchitecture(absl::string_view architecture) {
 }
 
 bool JoinsProducts(const GpuRates& gpu, ElementType element) {
-  return absl::string_view(gpu.architecture) >= "sm_90" && element != ElementType::kFloat32;
+  return element == ElementType::kFloat16 || absl::string_view(gpu.architecture) >= "sm_80";
 }
 
 namespace {

@@ -43,7 +43,7 @@ absl::Span<const GpuRates> KnownGpus();
 const GpuRates* GpuNamed(absl::string_view name);  // null: not known
 // Takes the last known GPU that is not newer.
 const GpuRates& GpuOfArchitecture(absl::string_view architecture);
-// Whether products of this element are made in wide tiles, which may pass through a curve.
+// Whether products of this element are made on tensor cores, which may have a curve behind them.
 bool JoinsProducts(const GpuRates& gpu, ElementType element);
 
 inline constexpr double kLaunchMicroseconds = 1.5;

@@ -258,13 +258,11 @@ TEST(BoundScheme, JoinsWhatMovesFewerBytesInFewerLaunches) {
   const double td = 4096 * 768 * 2.0;
   for (const GpuRates& gpu : KnownGpus()) {
     const BlockEnds ends = BoundScheme(bert, 0, rows, gpu);
-    const bool joins = JoinsProducts(gpu, ElementType::kFloat16);
-    EXPECT_EQ(joins, gpu.architecture == std::string("sm_90"));
-    EXPECT_EQ(ends.forward, joins ? (SegmentEnds{1, 2, 3, 4, 5, 8, 10, 11, 14})
-                                  : (SegmentEnds{1, 2, 3, 4, 5, 8, 9, 10, 11, 14}));
-    EXPECT_EQ(ends.backward, joins ? (SegmentEnds{1, 2, 3, 4, 5, 8, 9, 11, 14})
-                                   : (SegmentEnds{1, 2, 3, 4, 5, 8, 9, 10, 11, 14}));
+    EXPECT_EQ(ends.forward, (SegmentEnds{1, 2, 3, 4, 5, 8, 10, 11, 14}));
+    EXPECT_EQ(ends.backward, (SegmentEnds{1, 2, 3, 4, 5, 8, 9, 11, 14}));
   }
+  EXPECT_TRUE(JoinsProducts(*GpuNamed("a100"), ElementType::kFloat32));
+  EXPECT_FALSE(JoinsProducts(*GpuNamed("v100"), ElementType::kFloat32));
   const auto work = [&](Direction direction, int64_t first, int64_t end) {
     return BlockWork(bert, 0, direction, rows)
         .Of(*SegmentMatcher(bert, 0, direction).Match(first, end));

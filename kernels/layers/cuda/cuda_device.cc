@@ -126,21 +126,26 @@ void CudaDevice::Pack(const WeightMatrix& matrix) {
 }
 
 void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
-  desc.operand = cuda::BiasCode(operand);
   ProductDesc& p = desc.product;
   const LayerKernel kernel = KernelOf(desc, operand);
-  if (!kernel.wide) BeforeWriting(WrittenBy(p));
+  if (!kernel.wide) {
+    for (const ByteRange& written : WrittenBy(p)) BeforeWriting(written);
+  }
   const bool is_plain = kernel.kind == KernelKind::kDenseProduct;
   const ProductTileSize tile = TileSizeOf(kernel);
   const double row_flops = 2.0 * p.columns * std::max(p.depth, 1);
   const int64_t most = RowsOfLaunch(kernel, p, LaunchQueue::kTurns);
   const auto* a = static_cast<const std::byte*>(p.a);
   auto* c = static_cast<std::byte*>(p.c);
+  const ProductCurve curve = p.curve;
   const int64_t rows = p.rows;
   for (int64_t first = 0; first < rows; first += most) {
     const int64_t a_first = desc.a_by_depth != 0 ? first : first * p.a_stride;
     p.a = a + a_first * CodeBytes(desc.a_element);
-    p.c = c + first * p.c_stride * CodeBytes(p.c_element);
+    const int64_t c_first = first * p.c_stride * CodeBytes(p.c_element);
+    p.c = c == nullptr ? nullptr : c + c_first;
+    if (p.curve.at != nullptr) p.curve.at = static_cast<const std::byte*>(curve.at) + c_first;
+    if (p.curve.value != nullptr) p.curve.value = static_cast<std::byte*>(curve.value) + c_first;
     p.rows = static_cast<int32_t>(std::min(most, rows - first));
     const double flops = row_flops * p.rows;
     if (kernel.wide) {
@@ -166,7 +171,7 @@ void CudaDevice::AddWide(const LayerKernel& kernel, const ProductGroup::Waiting&
   if (is_gradient) {
     LaunchGroup(siblings_);
   } else {
-    LaunchTouching(WrittenBy(p));
+    for (const ByteRange& written : WrittenBy(p)) LaunchTouching(written);
   }
   if (!group.Takes(kernel, product) || tuning_.Of(kernel.kind, p).apart) LaunchGroup(group);
   group.Add(kernel, product);
@@ -182,7 +187,6 @@ void CudaDevice::LaunchGroup(ProductGroup& group) {
   for (const ProductGroup::Waiting& waiting : group.Take()) {
     plain.push_back(waiting.desc.product);
     products.push_back(WideDescOf(waiting.desc));
-    products.back().curve = waiting.curve;
     flops += waiting.flops;
   }
   if (product_log_ != nullptr) {
@@ -287,8 +291,7 @@ WideProductDesc CudaDevice::WideDescOf(const PlainProductDesc& desc) {
       MapOfOperand(p.b, p.b_stride, desc.b_by_depth != 0, p.columns, p.depth, kWideProductColumns),
       {},
       0,
-      nullptr,
-      {}};
+      nullptr};
 }
 
 void CudaDevice::Multiply(const WeightProduct& product) {
@@ -311,7 +314,12 @@ void CudaDevice::Multiply(const WeightProduct& product) {
                   .c_element = cuda::BiasCode(product.c.element)},
       .a_element = cuda::BiasCode(product.a.element),
       .b_element = cuda::BiasCode(is_packed ? weight.operand : weight.weight.element),
+      .operand = cuda::BiasCode(weight.operand),
       .b_by_depth = !product.is_transposed};
+  if (segment_.has_value()) {
+    segment_->product.emplace(desc, weight.operand);
+    return;
+  }
   AddProduct(desc, weight.operand);
 }
 
@@ -330,6 +338,7 @@ void CudaDevice::AddGradient(const GradientProduct& product) {
                                              .c_element = kBiasFloat32},
                                  .a_element = cuda::BiasCode(product.a.element),
                                  .b_element = cuda::BiasCode(product.b.element),
+                                 .operand = cuda::BiasCode(product.operand),
                                  .a_by_depth = 1,
                                  .b_by_depth = 1};
   AddProduct(desc, product.operand);

@@ -4,7 +4,7 @@
 //   more are added; Get, SquaredNorms and Finish wait for them
 //
 // Products in wide tiles that follow each other and do not depend on each other are one launch. A
-// segment's product takes the curve behind it along.
+// segment's product on tensor cores takes the curve behind it along.
 // Gradients of weights and sums of columns wait for more of them until something would write what
 // they read, or read what they write. No bit depends on it.
 //
@@ -108,8 +108,6 @@ class CudaDevice final : public ModuleDevice {
   void AddNorm(NormDesc desc, absl::Span<const NumbersStep> steps = {});
   void BeforeNorm(const NormDesc& desc);
   void AddJoined(const JoinedChain& joined);
-  // Whether the product before it computes these numbers too.
-  bool JoinProduct(const NumbersDesc& desc, absl::Span<const void* const> unread);
   void AddProduct(PlainProductDesc desc, ElementType operand);
   void AddWide(const LayerKernel& kernel, const ProductGroup::Waiting& product);
   void LaunchGroup(ProductGroup& group);
@@ -145,6 +143,7 @@ class CudaDevice final : public ModuleDevice {
   // Launches between BeginSegment and EndSegment.
   struct OpenSegment {
     std::vector<const void*> unread;
+    std::optional<std::pair<PlainProductDesc, ElementType>> product;  // and its operands
     std::vector<ChainLink> links;
     std::vector<std::pair<ColumnSumsDesc, double>> sums;
   };

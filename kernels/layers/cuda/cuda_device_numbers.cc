@@ -250,15 +250,20 @@ void CudaDevice::BeginSegment(absl::Span<const void* const> unread) {
 
 // Sums of columns read what the chain was made of or has written; nothing in it writes over that.
 void CudaDevice::EndSegment() {
-  const OpenSegment segment = *std::exchange(segment_, std::nullopt);
+  OpenSegment segment = *std::exchange(segment_, std::nullopt);
+  if (segment.product.has_value()) {
+    auto& [product, operand] = *segment.product;
+    if (KernelOf(product, operand).kind != KernelKind::kDenseProduct &&
+        JoinCurve(segment.links, segment.unread, operand, product.product)) {
+      segment.links.clear();
+    }
+    AddProduct(product, operand);
+  }
   const std::optional<JoinedChain> joined =
       segment.links.size() > 1 ? JoinLinks(segment.links, segment.unread) : std::nullopt;
   if (joined.has_value()) {
     AddJoined(*joined);
-  } else if (const auto* one = segment.links.size() == 1
-                                   ? std::get_if<NumbersDesc>(&segment.links.front())
-                                   : nullptr;
-             one == nullptr || !JoinProduct(*one, segment.unread)) {
+  } else {
     for (const ChainLink& link : segment.links) {
       if (const auto* norm = std::get_if<NormDesc>(&link)) {
         AddNorm(*norm);
@@ -268,15 +273,6 @@ void CudaDevice::EndSegment() {
     }
   }
   for (const auto& [desc, flops] : segment.sums) AddSums(desc, flops);
-}
-
-bool CudaDevice::JoinProduct(const NumbersDesc& desc, absl::Span<const void* const> unread) {
-  const bool is_slope = desc.rule.op == kNumbersSlope;
-  const void* const product = is_slope ? desc.b.data : desc.a.data;
-  if (!siblings_.Writes(ByteRange::At(product, 1))) return false;
-  // Sooner than the product, which waits.
-  LaunchTouching(ByteRange::At(desc.out.data, desc.columns * CodeBytes(desc.out.element)));
-  return siblings_.Join(desc, std::find(unread.begin(), unread.end(), product) != unread.end());
 }
 
 void CudaDevice::AddJoined(const JoinedChain& joined) {

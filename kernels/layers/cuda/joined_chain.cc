@@ -150,4 +150,32 @@ std::optional<JoinedChain> JoinLinks(std::vector<ChainLink> links,
   return Joining(std::move(links), unread).Join();
 }
 
+bool JoinCurve(absl::Span<const ChainLink> links, absl::Span<const void* const> unread,
+               ElementType operand, ProductDesc& product) {
+  const auto* link = links.size() == 1 ? std::get_if<NumbersDesc>(&links.front()) : nullptr;
+  if (link == nullptr) return false;
+  const bool is_slope = link->rule.op == kNumbersSlope;
+  if (!is_slope && link->rule.op != kNumbersCurve) return false;
+  const DenseTensor& c = is_slope ? link->b : link->a;
+  const bool is_unread = std::find(unread.begin(), unread.end(), c.data) != unread.end();
+  const int32_t element = cuda::BiasCode(operand);
+  for (const DenseTensor& t : {link->a, c, link->out}) {
+    if (t.element != element || reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
+  }
+  if (c.data != product.c || product.c_element != element || product.result != kProductStore ||
+      product.c_stride != product.columns || link->rows != 1 || link->add != 0 ||
+      link->columns != int64_t{product.rows} * product.columns || (is_slope && !is_unread)) {
+    return false;
+  }
+  product.curve = {.curve = link->rule.curve};
+  if (is_slope) {
+    product.curve.at = link->a.data;
+    product.c = link->out.data;
+  } else {
+    product.curve.value = link->out.data;
+    if (is_unread) product.c = nullptr;
+  }
+  return true;
+}
+
 }  // namespace attnd

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "attention/element.h"
 #include "kernels/dense/dense_params.h"
 
 namespace attnd {
@@ -31,5 +32,10 @@ struct JoinedChain {
 // read.
 std::optional<JoinedChain> JoinLinks(std::vector<ChainLink> links,
                                      absl::Span<const void* const> unread);
+
+// Has a product on tensor cores compute the link behind it too, a curve of C or C times the slope
+// of one; false: it cannot, and stays as it is.
+bool JoinCurve(absl::Span<const ChainLink> links, absl::Span<const void* const> unread,
+               ElementType operand, ProductDesc& product);
 
 }  // namespace attnd

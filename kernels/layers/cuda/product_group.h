@@ -3,6 +3,7 @@
 // Not thread-safe.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -13,15 +14,14 @@
 
 namespace attnd {
 
-// The bytes of C.
-ByteRange WrittenBy(const ProductDesc& p);
+// The bytes of C, and of the values of its curve.
+std::array<ByteRange, 2> WrittenBy(const ProductDesc& p);
 
 class ProductGroup {
  public:
   struct Waiting {
     PlainProductDesc desc;
     double flops = 0;
-    ProductCurve curve = {};
   };
 
   // Whether it may join those that wait: it has their kernel and depth, does not read or write what
@@ -29,9 +29,6 @@ class ProductGroup {
   bool Takes(const LayerKernel& kernel, const Waiting& product) const;
   // After Takes.
   void Add(const LayerKernel& kernel, const Waiting& product);
-  // Has the product that waits alone compute these numbers too, a curve of its C or C times the
-  // slope of one; false: it cannot. `is_unread`: nothing else reads C.
-  bool Join(const NumbersDesc& curve, bool is_unread);
   // Whether one of them reads or writes some of these bytes.
   bool Touches(const ByteRange& range) const { return touched_.AreTouched(range); }
   bool Writes(const ByteRange& range) const { return touched_.AreWritten(range); }
