@@ -145,10 +145,10 @@ class ProductOutput {
     adds_ = p.result != kProductStore;
     if constexpr (kMayCurve) {
       curve_ = p.curve.curve;
-      has_c_ = p.c != nullptr;
       is_slope_ = p.curve.at != nullptr;
       const auto* beside = static_cast<const char*>(is_slope_ ? p.curve.at : p.curve.value);
       beside_ = ptx::Offset(beside + int64_t{column} * number_bytes, place.row, row_bytes_);
+      if (p.c == nullptr) c_ = beside_;
     }
 #pragma unroll
     for (int n = 0; n < 4; ++n) bias_[n] = -0.0f;  // changes no sum
@@ -168,9 +168,6 @@ class ProductOutput {
   template <class Rows>
   ATTN_HD void Store(int group, const ProductRows<kTile>& rows) const {
     ptx::SyncWarp();
-    if constexpr (kMayCurve) {
-      if (curve_ != 0) return StoreCurves<Rows>(group, rows);
-    }
     if (element_ == kBiasFloat32) {
       StoreAs<Rows, Floats>(group, rows);
     } else if (element_ == kBiasFloat16) {
@@ -179,6 +176,14 @@ class ProductOutput {
       StoreAs<Rows, Halves<BFloat16>>(group, rows);
     }
     ptx::SyncWarp();
+  }
+
+  // Once all are stored: the curve of the warp's numbers, which are read again as they stand there.
+  ATTN_HD void PassThroughCurve() const {
+    if constexpr (kMayCurve) {
+      if (curve_ == 0) return;
+      WithCurve(curve_, [&](auto curve) { Curve<decltype(curve)::kCode>(); });
+    }
   }
 
  private:
@@ -254,36 +259,38 @@ class ProductOutput {
       if (row < rows_left_) Four::Store(const_cast<char*>(ptx::Offset(c_, row, row_bytes_)), words);
     }
   }
-  template <class Rows>
-  ATTN_HD void StoreCurves(int group, const ProductRows<kTile>& rows) const {
-    WithCurve(curve_, [&](auto curve) { StoreCurved<Rows, decltype(curve)::kCode>(group, rows); });
-    ptx::SyncWarp();
-  }
-  // A row at a time: other warps' products run meanwhile.
-  template <class Rows, int32_t kCurve>
-  ATTN_HD void StoreCurved(int group, const ProductRows<kTile>& rows) const {
+  // Some rows of a lane's at a time, in whatever order.
+  template <int32_t kCurve>
+  ATTN_HD void Curve() const {
     using Four = typename FourOf<Curved, Curved::kBytes>::Type;
+    constexpr int kTogether = 4, kRowsAtOnce = 32 / kLanes;
 #pragma unroll 1
-    for (int place = lane_ / kLanes; place < 16; place += 32 / kLanes) {
-      const int row = Rows::RowOf(group, place);
-      if (row >= rows_left_) continue;
-      float numbers[4], x[4];
-      Floats::Unpack(ptx::LoadShared128(rows.At(place, lane_ % kLanes * 4)), numbers);
-      const typename Four::Words words = WordsOf<Four, false>(numbers, {});
-      Four::Unpack(words, numbers);
-      char* const beside = const_cast<char*>(ptx::Offset(beside_, row, row_bytes_));
-      char* const c = const_cast<char*>(ptx::Offset(c_, row, row_bytes_));
-      if (is_slope_) {
-        Four::Unpack(Four::Load(beside), x);
+    for (int first = lane_ / kLanes; first < kTile / 2; first += kTogether * kRowsAtOnce) {
+      typename Four::Words words[kTogether], at[kTogether];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) numbers[i] = SlopeTimes<kCurve>(x[i], numbers[i]);
-      } else {
-        if (has_c_) Four::Store(c, words);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) numbers[i] = CurveValue<kCurve>(numbers[i]);
+      for (int n = 0; n < kTogether; ++n) {
+        const int row = first + n * kRowsAtOnce;
+        if (row >= rows_left_) continue;
+        words[n] = Four::Load(ptx::Offset(c_, row, row_bytes_));
+        if (is_slope_) at[n] = Four::Load(ptx::Offset(beside_, row, row_bytes_));
       }
-      Four::Store(is_slope_ ? c : beside,
-                  Four::Pack(numbers[0], numbers[1], numbers[2], numbers[3]));
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        const int row = first + n * kRowsAtOnce;
+        float numbers[4], x[4];
+        Four::Unpack(words[n], numbers);
+        if (is_slope_) {
+          Four::Unpack(at[n], x);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) numbers[i] = SlopeTimes<kCurve>(x[i], numbers[i]);
+        } else {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) numbers[i] = CurveValue<kCurve>(numbers[i]);
+        }
+        if (row >= rows_left_) continue;
+        Four::Store(const_cast<char*>(ptx::Offset(is_slope_ ? c_ : beside_, row, row_bytes_)),
+                    Four::Pack(numbers[0], numbers[1], numbers[2], numbers[3]));
+      }
     }
   }
   template <class Four, bool kAdds>
@@ -306,7 +313,7 @@ class ProductOutput {
   float bias_[4];
   // With a curve.
   int32_t curve_;
-  bool has_c_, is_slope_;
+  bool is_slope_;
   const char* beside_;  // of the lane's first column
 };
 

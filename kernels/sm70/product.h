@@ -268,6 +268,7 @@ struct ProductKernel {
         AddToMemory<false>(p, own, lane.index, m, rows);
       }
     }
+    output.PassThroughCurve();
   }
   // `kWhole` says that all of the warp's numbers exist.
   template <bool kWhole>

@@ -222,6 +222,7 @@ struct ProductKernel {
       }
       output.template Store<Rows>(m, rows);
     }
+    output.PassThroughCurve();
   }
 };
 

@@ -14,13 +14,13 @@ import volta_products
 from voltasim.execute import Memory
 from voltasim.machine import Machine
 from voltasim.model import Predictor
-from volta_products import DESC, FLOAT16, FLOAT32, SMS, TENSORS
+from volta_products import DESC, FLOAT16, FLOAT32, GELU, SMS, TENSORS
 
 ROWS, WIDTHS, HBM_BYTES_PER_SECOND = 16384, (768, 2048), 0.80e12
 LAUNCH_MICROSECONDS = 1.5                                   # modules/segments/bound.h
 ENCODER_WIDTH, ENCODER_HEAD_DIMS, ENCODER_LENGTHS = 2048, (64, 128), (512, 1024, 2048, 4096, 16384)
 EAGER_FLOPS_PER_SECOND = 0.90 * 112e12                      # cuBLAS, published for large products
-SCALED, SUM, DROP, CURVE, SLOPE, GELU = 2, 3, 5, 6, 7, 2    # kernels/dense/dense_params.h: NumbersOp; curves.h
+SCALED, SUM, DROP, CURVE, SLOPE = 2, 3, 5, 6, 7             # kernels/dense/dense_params.h: NumbersOp
 STEPS = DESC + 0x1000                                       # of chains
 THREADS, GROUP, SUM_COLUMNS, SUM_ROWS, NORM_LANES, STEP_NUMBERS = 256, 8, 32, 1024, 32, 2048
 
@@ -107,20 +107,24 @@ def passes(rows, width, direction, fused):
                                    "drop's": numbers(DROP, rows, d)}}[direction, fused]
     of_all = {name: (2, launch) for name, launch in norms.items()}
     if direction == "forward":
-        return of_all | {"gelu": (1, numbers(CURVE, rows, inner))}
-    return of_all | {"gelu's": (1, numbers(SLOPE, rows, inner, 2)), "sums of norms": (2, sums(rows, d, of_norm=True)),
-                     "sums of biases": (1, sums(rows, d, inner, d, d, d, d))}
+        return of_all if fused else of_all | {"gelu": (1, numbers(CURVE, rows, inner))}
+    slope = {} if fused else {"gelu's": (1, numbers(SLOPE, rows, inner, 2))}
+    return of_all | slope | {"sums of norms": (2, sums(rows, d, of_norm=True)),
+                             "sums of biases": (1, sums(rows, d, inner, d, d, d, d))}
 
 
-def products(rows, width, direction):
-    """{name: (times, kind of product, rows, columns, depth)}"""
+def products(rows, width, direction, fused):
+    """{name: (times, kind of product, curve, rows, columns, depth)}"""
     d, inner = width, 4 * width
     if direction == "forward":
-        return {"q, k, v, out": (4, "rows_rows", rows, d, d), "up": (1, "rows_rows", rows, inner, d),
-                "down": (1, "rows_rows", rows, d, inner)}
-    return {"dx of q, k, v, out": (4, "rows_depth", rows, d, d), "dx of up": (1, "rows_depth", rows, d, inner),
-            "dx of down": (1, "rows_depth", rows, inner, d), "dW of q, k, v, out": (4, "depth_depth", d, d, rows),
-            "dW of up": (1, "depth_depth", inner, d, rows), "dW of down": (1, "depth_depth", d, inner, rows)}
+        up = {"up + gelu": (1, "rows_rows", "value", rows, inner, d)} if fused else {
+            "up": (1, "rows_rows", None, rows, inner, d)}
+        return {"q, k, v, out": (4, "rows_rows", None, rows, d, d)} | up | {"down": (1, "rows_rows", None, rows, d, inner)}
+    down = {"dx of down + gelu's": (1, "rows_depth", "slope", rows, inner, d)} if fused else {
+        "dx of down": (1, "rows_depth", None, rows, inner, d)}
+    return {"dx of q, k, v, out": (4, "rows_depth", None, rows, d, d), "dx of up": (1, "rows_depth", None, rows, d, inner),
+            **down, "dW of q, k, v, out": (4, "depth_depth", None, d, d, rows),
+            "dW of up": (1, "depth_depth", None, inner, d, rows), "dW of down": (1, "depth_depth", None, d, inner, rows)}
 
 
 def steps(width):
@@ -145,13 +149,14 @@ class Simulator:
             self.passes[launch] = self._simulate(*launch)
         return self.passes[launch]
 
-    def of_product(self, kind, m, n, k):
+    def of_product(self, kind, curve, m, n, k):
         """The same of a product."""
         key = "product_" + kind
-        if key not in self.products:
-            self.products[key] = volta_products.Speeds(key, *self.kernels[key], self.schedules, self.parameters)
-        of_c = 8 if kind == "depth_depth" else 2        # read and written in float32, or written
-        return (self.products[key].cycles(m, n, k)[-1] / self.clock_mhz,
+        if (key, curve) not in self.products:
+            self.products[key, curve] = volta_products.Speeds(key, *self.kernels[key], self.schedules, self.parameters,
+                                                              curve)
+        of_c = 8 if kind == "depth_depth" else 4 if curve else 2    # read and written in float32, written, and what is beside
+        return (self.products[key, curve].cycles(m, n, k)[-1] / self.clock_mhz,
                 (2 * (m * k + n * k) + of_c * m * n) / HBM_BYTES_PER_SECOND * 1e6)
 
     def _simulate(self, key, desc, tables, blocks):
@@ -159,8 +164,7 @@ class Simulator:
         memory, warps = Numbers(), kernel.threads // 32
         memory.write(DESC, desc)
         memory.write(STEPS, tables)
-        constants = volta_products.constants(self.parameters)
-        constants |= {(2, 4 * n): word for n, (word,) in enumerate(struct.iter_unpack("<I", kernel.jumps))}
+        constants = volta_products.constants(self.parameters, kernel.jumps)
         block = traced_blocks.run_block(listing, warps, shared, constants, memory, l1_below=TENSORS)
         cycles = []
         for schedule in self.schedules:
@@ -196,12 +200,12 @@ def rows(simulator, all_rows):
 
 def lines_of(simulator, count, width, direction):
     lines = []
-    for name, (times, *of) in products(count, width, direction).items():
-        lines.append((name, times, *[max(simulator.of_product(*of))] * 2))
-    op_by_op, segments = (passes(count, width, direction, fused) for fused in (False, True))
-    for name, (times, launch) in (op_by_op | segments).items():
-        us = max(simulator.microseconds(launch))
-        lines.append((name, times, us if name in op_by_op else 0, us if name in segments else 0))
+    for launches, measure in ((products, lambda of: simulator.of_product(*of)),
+                              (passes, lambda of: simulator.microseconds(*of))):
+        op_by_op, segments = (launches(count, width, direction, fused) for fused in (False, True))
+        for name, (times, *of) in (op_by_op | segments).items():
+            us = max(measure(of))
+            lines.append((name, times, us if name in op_by_op else 0, us if name in segments else 0))
     both = [sum(line[1] * (line[n] + LAUNCH_MICROSECONDS) for line in lines if line[n]) for n in (2, 3)]
     return lines + [("all", 1, *both)]
 
@@ -234,7 +238,8 @@ def encoder_rows(simulator, attention_cycles):
     `attention_cycles`: of (head_dim, length, heads of all sequences).
     """
     table = []
-    rest = sum(times * max(simulator.of_product(*of)) for times, *of in products(ROWS, ENCODER_WIDTH, "forward").values())
+    rest = sum(times * max(simulator.of_product(*of)) for times, *of in
+               products(ROWS, ENCODER_WIDTH, "forward", True).values())
     rest += sum(times * max(simulator.microseconds(launch)) for times, launch in
                 passes(ROWS, ENCODER_WIDTH, "forward", True).values())
     for head_dim in ENCODER_HEAD_DIMS:

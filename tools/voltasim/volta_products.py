@@ -15,31 +15,38 @@ SMS = 80
 ROWS, WIDTHS, TIMES = 16384, (768, 1024, 2048, 4096), (1, 3, 4)
 TILE, STEP, BLOCK_DEPTH = 128, 32, 1024     # kernels/dense/product_params.h
 STORE, ADD_BLOCKS, FLOAT32, FLOAT16 = 0, 2, 3, 1
+GELU = 2                                    # kernels/dense/curves.h
 DENSE = 0x30                                # of LaunchParams.dense
 DESC, TENSORS = 0x1000000, 0x7000000000     # tensors read as zero
 STEPS = (16, 15)
 
 
-def product_desc(depth, sums):
-    """ProductDesc of one tile. Of sums the traced block is the second, the last: its turn comes at once."""
+def product_desc(depth, sums, curve):
+    """ProductDesc of one tile, whose numbers pass through GELU ("value"), by its slope ("slope") or through nothing.
+
+    Of sums the traced block is the second, the last: its turn comes at once.
+    """
     bias = 0 if sums else TENSORS + (3 << 32)
     tensors = struct.pack("<QQQQ", TENSORS, TENSORS + (1 << 32), bias, TENSORS + (2 << 32))
     depth, result, element = (depth + BLOCK_DEPTH, ADD_BLOCKS, FLOAT32) if sums else (depth, STORE, FLOAT16)
-    return tensors + struct.pack("<qqqiiiiiiQ", 4096, 4096, 4096, TILE, TILE, depth, result, FLOAT16, element,
-                                 TENSORS + (4 << 32))
+    beside = TENSORS + (5 << 32)
+    return tensors + struct.pack("<qqqiiiiiiQi4xQQ", 4096, 4096, 4096, TILE, TILE, depth, result, FLOAT16, element,
+                                 TENSORS + (4 << 32), GELU if curve else 0, beside * (curve == "value"),
+                                 beside * (curve == "slope"))
 
 
-def constants(parameters):
-    """Constant bank 0 of a kernel whose descriptor is DESC."""
-    return {0x0: 256, 0x28: 0xFFFDC0, parameters + DENSE: DESC & 0xFFFFFFFF, parameters + DENSE + 4: DESC >> 32}
+def constants(parameters, jumps):
+    """Constants of a kernel whose descriptor is DESC: bank 0, and its tables of branches in bank 2."""
+    tables = {(2, 4 * n): word for n, (word,) in enumerate(struct.iter_unpack("<I", jumps))}
+    return {0x0: 256, 0x28: 0xFFFDC0, parameters + DENSE: DESC & 0xFFFFFFFF, parameters + DENSE + 4: DESC >> 32} | tables
 
 
-def launch(steps, sums, parameters):
+def launch(steps, sums, parameters, jumps, curve):
     """(constants, memory) of a block of so many steps."""
     memory = Memory()
-    memory.write(DESC, product_desc(steps * STEP, sums))
+    memory.write(DESC, product_desc(steps * STEP, sums, curve))
     memory.write(TENSORS + (4 << 32), struct.pack("<i", sums))
-    return constants(parameters), memory
+    return constants(parameters, jumps), memory
 
 
 def sizes(kind):
@@ -55,11 +62,12 @@ def sizes(kind):
 class Speeds:
     """Keeps what blocks of one product kernel take under each schedule."""
 
-    def __init__(self, key, listing, kernel, shared, schedules, parameters):
+    def __init__(self, key, listing, kernel, shared, schedules, parameters, curve=None):
         self.kind = key.split("product_")[1]
         self.sums = self.kind == "depth_depth"
         traces, self.factors = traced_blocks.trace(listing, kernel.threads // 32, shared,
-                                                   {n: launch(n, self.sums, parameters) for n in STEPS},
+                                                   {n: launch(n, self.sums, parameters, kernel.jumps, curve)
+                                                    for n in STEPS},
                                                    block_index=int(self.sums))
         self.runs = []
         for schedule in schedules:
