@@ -20,12 +20,8 @@ KeptBytes KeptBytes::Copy(absl::Span<const std::byte> bytes, SharedMemory* share
   std::shared_ptr<std::byte> copy;
   const auto size = static_cast<int64_t>(bytes.size());
   if (shared != nullptr && size >= SharedTensors::kFewBytes) copy = shared->Allocate(size);
-  if (copy != nullptr) {
-    CopyNonTemporal(copy.get(), bytes.data(), bytes.size());  // the daemon reads it on another core
-  } else {
-    copy = OnHeap(bytes.size());
-    std::memcpy(copy.get(), bytes.data(), bytes.size());
-  }
+  if (copy == nullptr) copy = OnHeap(bytes.size());
+  CopyNonTemporal(copy.get(), bytes.data(), bytes.size());  // other cores read it
   return KeptBytes(std::move(copy), bytes.size());
 }
 

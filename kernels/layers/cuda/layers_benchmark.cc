@@ -30,6 +30,7 @@
 #include "kernels/layers/executor/executor_instance.h"
 #include "modules/known_layers.h"
 #include "modules/op_uses.h"
+#include "modules/segments/search.h"
 
 namespace attnd {
 namespace {
@@ -248,8 +249,13 @@ class SearchTable {
     bench_ = Value(DeviceBench::Make(*instance_, gpu, nullptr));
     sampler_.emplace(*bench_, PartSampler::Budget{1 << 20, 600}, &PartSampler::MonotonicNow);
     tuning_ = {RowsBucket(rows), choice_.products};
-    bound_ =
-        BoundScheme(module_->graph, 0, {rows, 0}, GpuOfArchitecture(backend.info().architecture));
+    const GpuRates& rates = GpuOfArchitecture(backend.info().architecture);
+    bound_ = BoundScheme(module_->graph, 0, {rows, 0}, rates);
+    for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+      const std::vector<CostedSegment> costs =
+          BoundCosts(module_->graph, 0, direction, {rows, 0}, rates);
+      lone_[static_cast<int>(direction)] = LonePlaces(costs.back().end, costs);
+    }
   }
 
   void Print(bool with_all) {
@@ -306,20 +312,20 @@ class SearchTable {
     }
     return text;
   }
-  // `whole`: products too.
+  // `whole`: what every scheme runs alone too.
   SegmentPart PartOf(const SegmentMatcher& matcher, Direction direction, const SegmentEnds& ends,
                      bool whole) const {
     SegmentPart part{.direction = direction};
     int64_t first = 0;
     for (int64_t end : ends) {
-      const ModuleOp& op = module_->graph.layout().blocks[0].ops[matcher.order().ops[first]];
-      if (whole || IsPointwise(op)) part.segments.push_back(Value(matcher.Match(first, end)));
+      if (whole || !lone_[static_cast<int>(direction)][first])
+        part.segments.push_back(Value(matcher.Match(first, end)));
       first = end;
     }
     return part;
   }
-  // All schemes, without products. The best one is measured beside the chosen one again, since the
-  // least of many is less than it is.
+  // All schemes, without what all run alone. The best one is measured beside the chosen one again,
+  // since the least of many is less than it is.
   void PrintBest(const SegmentMatcher& matcher, Direction direction, const SegmentEnds& bound,
                  const SegmentEnds& chosen) {
     const std::vector<SegmentEnds> schemes = AllSchemes(matcher, kMostSchemes);
@@ -339,7 +345,7 @@ class SearchTable {
         {parts[best], none}, {of_chosen, none}, {of_bound, none}};
     const std::vector<double> beside = Value(sampler_->Measure(again));
     std::printf(
-        "    of %zu schemes, pointwise alone, us: best %.1f  chosen %.1f (%+.1f %%)  bound "
+        "    of %zu schemes, where they differ, us: best %.1f  chosen %.1f (%+.1f %%)  bound "
         "%.1f (%+.1f %%)  worst %.1f\n      best: %s\n",
         schemes.size(), beside[0], beside[1], 100 * (beside[1] / beside[0] - 1), beside[2],
         100 * (beside[2] / beside[0] - 1), *std::max_element(us.begin(), us.end()),
@@ -353,6 +359,7 @@ class SearchTable {
   std::optional<PartSampler> sampler_;
   ProductTuning tuning_;
   BlockEnds bound_;
+  std::array<std::vector<bool>, 2> lone_;  // [direction][place]: LonePlaces
 };
 
 struct Way {
