@@ -154,6 +154,10 @@ def run_refusals(rank, replicas):
     found["order"] = refused(lambda: stack_loss(nn.Sequential(*offload(group=world, **others)), 0))
     others = {} if rank == 1 else dict(replicas=replicas)
     found["none"] = refused(lambda: stack_loss(nn.Sequential(*offload(group=world, **others)), 0))
+    stack = nn.Sequential(*offload(group=world, replicas=replicas))
+    optimizer = attnd.torch.optimizer(torch.optim.SGD(stack.parameters(), lr=0.1 * (1 + rank)))
+    stack_loss(stack, rank).backward()
+    found["rates"] = refused(optimizer.step)
     stack = nn.Sequential(*offload(group=world, replicas=replicas, replay_mib=0))
     optimizer = attnd.torch.optimizer(torch.optim.SGD(stack.parameters(), lr=0.1))
     for _ in range(1 + (rank == 0)):

@@ -110,3 +110,4 @@ def test_what_does_not_fit_is_refused_by_name(daemons, tmp_path):
         for case in ("order", "none"):
             assert "ranks of the group disagree: replicas is [" in found[case] and "on rank 1" in found[case]
         assert "the number of backwards since the last step is 2 on rank 0 and 1 on rank 1" in found["counts"]
+        assert re.search(r"rates and multipliers of digest \w+ on rank 0 and .* of digest \w+ on rank 1", found["rates"])

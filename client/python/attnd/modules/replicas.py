@@ -24,7 +24,7 @@ import torch
 from .._arrays import Array, ArrayLike, Tensor
 from ..client import Client
 from ..errors import AttndError, FailedPrecondition, wrong
-from .group import PATIENCE, Ranks, described, patient
+from .group import PATIENCE, Ranks, described, digest, patient
 from .module import Activations, GradientNorms, Module, ParameterStep, Registration, StepResult, StepValues
 
 __all__ = ["ReplicaModule", "Replicas"]
@@ -226,11 +226,12 @@ class ReplicaModule(Module):
     def step_parameters(self, values: Sequence[StepValues], parameters: Sequence[ParameterStep], *,
                         timeout: Optional[float] = None) -> StepResult:
         """A replica that has failed takes the state of one that has stepped."""
-        if self._is_summed:
-            self._meet("the step")  # until now a rank that recovers finds the others' weights and gradients as they were
-        self._sum_gradients()
         mean = 1.0 / self._ranks.size
         scaled = [one._replace(multiplier=one.multiplier * mean) for one in parameters]
+        # Until all are here a rank that recovers finds the others' weights and gradients as they were.
+        numbers = digest(b"".join([*(one.encode() for one in values), *(one.encode() for one in scaled)]))
+        self._meet(f"the step with rates and multipliers of digest {numbers}")
+        self._sum_gradients()
         mine: Optional[StepResult] = None
         failure: Optional[AttndError] = None
         if self._ranks.leads:
