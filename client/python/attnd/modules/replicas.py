@@ -116,20 +116,21 @@ class ReplicaModule(Module):
         ranks.agree("offload", described(wanted, ranks.addresses))
         wanted = wanted._replace(name=f"{name}.{ranks.replica}")
         ranks.gather_leaders()
-        made, told = None, ""
+        made, told, own_kind = None, "", ""
         if ranks.leads:
             try:
                 made = ReplicaModule(client, ranks, wanted, timeout, replay_bytes)
+                own_kind = _kind_of(made, timeout)
             except AttndError as error:
                 told = f"{type(error).__name__}: {error}"
-        found = ranks.gather((told, *((0, "", 0) if made is None else (made.owner_epoch, made.plan["engine"],
-                                                                       made.plan["nccl_version"]))))
-        for rank, (failure, _, engine, _) in enumerate(found[:ranks.count]):
+        epoch, version = (0, 0) if made is None else (made.owner_epoch, made.plan["nccl_version"])
+        found = ranks.gather((told, epoch, own_kind, version))
+        for rank, (failure, _, kind, _) in enumerate(found[:ranks.count]):
             if failure:
                 raise FailedPrecondition(f"offload: {ranks.who(rank)}, has failed: {failure}")
-            if engine != found[0][2]:
-                raise FailedPrecondition("offload: expected replicas on one engine, since others round differently, got "
-                                         f"{found[0][2]} at {ranks.addresses[0]} and {engine} at {ranks.addresses[rank]}")
+            if kind != found[0][2]:
+                raise FailedPrecondition("offload: expected replicas of one kind, since others round differently, got "
+                                         f"{found[0][2]} at {ranks.addresses[0]} and {kind} at {ranks.addresses[rank]}")
         if made is None:  # an owner epoch is secret: without it, a name opens nothing
             epoch = found[ranks.replica][1]
             made = ReplicaModule(client, ranks, wanted._replace(owner_epoch=epoch), timeout, replay_bytes)
@@ -547,6 +548,13 @@ class ReplicaModule(Module):
                     raise FailedPrecondition(f"replicas: ranks of the group disagree: {word} is {first} on rank 0 and "
                                              f"{mine} on rank {rank}")
         return found
+
+
+def _kind_of(module: Module, timeout: Optional[float]) -> str:
+    """Names what its bits depend on."""
+    daemon = module.client.info(timeout=timeout)
+    architectures = sorted({daemon.devices[device].architecture for device in module.plan["layer_device"]})
+    return f"{module.plan['engine']} {'+'.join(architectures)} of attnd {daemon.version}"
 
 
 def _is_lost(error: AttndError) -> bool:
