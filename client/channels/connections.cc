@@ -296,6 +296,10 @@ absl::Status Connections::NameProxy(absl::Status status) const {
 
 absl::Status Connections::StatusOf(const Connection& connection, absl::Status status,
                                    bool by_caller) const {
+  // gRPC calls it UNKNOWN where a connection ends beneath a call.
+  if (absl::IsUnknown(status) && status.message() == "Stream removed") {
+    status = absl::UnavailableError("the connection ended: Stream removed");
+  }
   status = NameProxy(std::move(status));
   if (absl::IsCancelled(status) && connection.retired()) {
     return absl::UnavailableError("the connection was closed because its peer did not answer");

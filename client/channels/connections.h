@@ -85,7 +85,8 @@ class Connections {
 
   // Gives the status of a call that has ended on the connection. Where the proxy may be to blame
   // its message says through which it went, and where a name has no address, that. CANCELLED is
-  // UNAVAILABLE unless its caller cancelled it: the connection was retired, or the server stops.
+  // UNAVAILABLE unless its caller cancelled it: the connection was retired, or the server stops. So
+  // is UNKNOWN where the connection ended.
   absl::Status StatusOf(const Connection& connection, absl::Status status, bool by_caller) const;
 
   // TCP ends a connection whose peer has taken nothing for so long.

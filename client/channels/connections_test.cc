@@ -306,6 +306,16 @@ TEST(Connections, FindAddressesThatAreWrittenLater) {
   EXPECT_EQ(TargetsOf(*connections), std::set<std::string>(now.begin(), now.end()));
 }
 
+TEST(Connections, CallACallUnavailableWhoseConnectionHasEnded) {
+  FakeClock clock;
+  auto connections = Create({"127.0.0.1:8"}, clock, nullptr);
+  const auto status_of = [&](const absl::Status& status) {
+    return connections->StatusOf(*connections->Of(0), status, false);
+  };
+  EXPECT_TRUE(absl::IsUnavailable(status_of(absl::UnknownError("Stream removed"))));
+  EXPECT_TRUE(absl::IsUnknown(status_of(absl::UnknownError("something else"))));
+}
+
 TEST(Connections, LeaveAnAddressAloneForLongerEachTimeThatItIsAway) {
   FakeClock clock;
   auto connections = Create({"127.0.0.1:8", "127.0.0.1:9"}, clock, nullptr);

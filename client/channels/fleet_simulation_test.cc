@@ -189,7 +189,8 @@ struct Client {
   RetryBudget budget;
   std::set<AddressId> probed;
   std::vector<AttemptPtr> in_flight;
-  size_t list = 0;  // that it has read
+  size_t list = 0;               // that it has read
+  std::function<double()> next;  // SendInTurn's
 };
 
 class Fleet {
@@ -248,6 +249,11 @@ class Fleet {
       events_.At(burst.front().at, [this, burst] { AskQueues(burst); });
     }
   }
+  // From now on the client begins its next call, of as much work as `next` says, as its last ends.
+  void SendInTurn(int client, std::function<double()> next) {
+    clients_[client].next = std::move(next);
+    SendNext(client);
+  }
   void RunUntil(double seconds) { events_.RunUntil(seconds); }
   void At(double seconds, std::function<void()> what) { events_.At(seconds, std::move(what)); }
 
@@ -290,6 +296,11 @@ class Fleet {
   static constexpr double kHalfTrip = 0.0001;
 
   // ---- A client: AttentionClient and CallRunner.
+
+  void SendNext(int number) {
+    if (clients_[number].next == nullptr) return;
+    AskQueues({{clock_.seconds, number, clients_[number].next()}});
+  }
 
   void AskQueues(const Burst& burst) {
     const int number = burst.front().client;
@@ -377,6 +388,7 @@ class Fleet {
                               absl::Seconds(clock_.seconds - attempt->begun));
     client.picker.ReportQueue(attempt->address, absl::Seconds(queue));
     client.budget.OnSuccess();
+    SendNext(attempt->call->client);
   }
 
   void Fail(const AttemptPtr& attempt) {
@@ -581,6 +593,30 @@ TEST(Fleet, KeepsSlowAndFastDaemonsBusyAlike) {
             << absl::StrFormat("the busiest is busy for %.2f of the mean\n", most);
   EXPECT_LE(real.Wait(0.99), 1.5 * ideal.Wait(0.99));
   EXPECT_LE(most, 1.1);
+}
+
+// Seconds of work that callers, each with one call at a time, get done in ten seconds.
+double DoneBy(int callers, int daemons, const std::function<double()>& work) {
+  Fleet fleet(std::vector<double>(daemons, 1), callers, 9);
+  for (int n = 0; n < callers; ++n) fleet.SendInTurn(n, work);
+  fleet.RunUntil(10);
+  EXPECT_EQ(fleet.failed_calls(), 0);
+  double busy = 0;
+  for (const std::string& target : fleet.listed()) busy += fleet.daemon(target).busy;
+  return busy;
+}
+
+TEST(Fleet, DoesAlmostFourTimesAsMuchByFourDaemonsForSixteenCallers) {
+  Random random(10);
+  const auto equal = [] { return 0.01; };
+  const auto varied = [&] { return -0.01 * std::log(1 - random.Uniform()); };
+  const double of_equal = DoneBy(16, 4, equal) / DoneBy(16, 1, equal);
+  const double of_varied = DoneBy(16, 4, varied) / DoneBy(16, 1, varied);
+  std::cout << absl::StrFormat("16 callers, 4 daemons: %.2f times as much as one, %.2f of calls ",
+                               of_equal, of_varied)
+            << "that differ\n";
+  EXPECT_GE(of_equal, 3.8);
+  EXPECT_GE(of_varied, 3.8);
 }
 
 // One of them stands still for a while.

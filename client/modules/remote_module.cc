@@ -5,6 +5,7 @@
 #include <stop_token>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -168,17 +169,19 @@ v1::RegisterModuleRequest RemoteModule::Request() const {
 
 absl::Status RemoteModule::CheckSticky(absl::Time deadline, const CallOptions& options) {
   absl::ReaderMutexLock lock(&mutex_);
-  v1::GetModuleRequest request;
-  request.set_token(token_);
-  for (const absl::StatusOr<std::string>& answer : CallOverEach(
-           core_, core_.connections.FirstOf(address_, kStickyProbes), "/attnd.v1.Modules/GetModule",
-           request.SerializeAsString(), deadline, options, {{"attnd-module", request_.name()}})) {
-    if (!IsOfOtherServer(answer.status())) continue;
-    ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
-    rpcs().Release(token_, one).IgnoreError();
-    return NotSticky(request_.name());
+  const auto call = [&](absl::string_view method, auto request) {
+    request.set_token(token_);
+    return CallOverEach(core_, core_.connections.FirstOf(address_, kStickyProbes),
+                        absl::StrCat("/attnd.v1.Modules/", method), request.SerializeAsString(),
+                        deadline, options, {{"attnd-module", request_.name()}});
+  };
+  const auto is_elsewhere = [](const auto& answer) { return IsOfOtherServer(answer.status()); };
+  if (absl::c_none_of(call("GetModule", v1::GetModuleRequest()), is_elsewhere)) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  // One of them comes to the server that has the module; otherwise it ends with its ttl.
+  call("Release", v1::ReleaseModuleRequest());
+  return NotSticky(request_.name());
 }
 
 absl::Status RemoteModule::Join(uint32_t rank, uint32_t ranks) {

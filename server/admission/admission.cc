@@ -15,9 +15,6 @@
 namespace attnd {
 namespace {
 
-// One call's estimate may be wrong by this factor, so a call is refused only if it misses its
-// deadline by more. The work ahead counts in full: DeadlineOrder::kQueueMargin.
-constexpr double kEstimateSlack = 2;
 // One call's compiled mask may take 1 / this of a device's memory.
 constexpr int64_t kMaskPlanShare = 8;
 
@@ -125,51 +122,49 @@ Admission::Admission(const AdmissionLimits& limits, std::vector<AdmissionDevice>
 
 absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall call, CallContext context,
                                               CallMemory memory) {
+  RETURN_IF_ERROR(RefuseWhileDraining());
   AdmittedCall admitted(std::move(call), std::move(context), std::move(memory));
   admitted.parts_->flops = Flops(admitted.call().problem(), admitted.call().direction());
-  ASSIGN_OR_RETURN(const Choice choice, Choose(admitted));
+  ASSIGN_OR_RETURN(const Choices choices, ChoicesOf(admitted));
   const absl::Time now = clock_.Now();
   admitted.parts_->admitted_at = now;
   absl::Time& deadline = admitted.parts_->context.deadline;
   deadline = std::min(deadline, now + limits_.max_deadline);
-  admitted.parts_->keeps_on_device = KeepsOnDevice(admitted.call(), choice.device);
-  const int64_t bytes = AddUpMemory(admitted, *devices_[choice.device].backend);
-  RETURN_IF_ERROR(RefuseWhileDraining());
-  RETURN_IF_ERROR(RefuseTooLarge(admitted, bytes, choice));
   CallerFlow flow = {admitted.context().caller, admitted.call().priority()};
-  const Wanted wanted = {
-      .flow = flow,
-      .bytes = bytes,
-      .device = choice.device,
-      .part = {.calls = 1, .memory_bytes = choice.device_bytes, .seconds = choice.seconds},
-      .device_limit = devices_[choice.device].backend->info().memory_bytes,
-      .pace = devices_[choice.device].cost->pace(),
-      .due = std::min(deadline, now + absl::Seconds(limits_.max_queue_seconds)),
-      .deadline = deadline};
-  RETURN_IF_ERROR(RefuseLate(wanted, now));
+  const absl::Time due = std::min(deadline, now + absl::Seconds(limits_.max_queue_seconds));
+  const Wanted wanted = {flow, now, due, deadline, choices};
+  absl::StatusOr<Taken> taken;
+  RETURN_IF_ERROR(TakeEvicting([&](LeasesInTheWay* leases) {
+    taken = ledger_->Take(limits_, wanted, leases);
+    return taken.status();
+  }));
+  const DeviceChoice& choice = taken->choice;
+  AddUpMemory(admitted, choice.device);
+  admitted.parts_->latest_start = deadline - absl::Seconds(choice.part.seconds / kEstimateSlack);
   Ticket& ticket = admitted.ticket();
-  ticket.place_.due = wanted.due;
-  RETURN_IF_ERROR(Take(wanted, ticket.place_.number));
-  admitted.parts_->latest_start = deadline - absl::Seconds(choice.seconds / kEstimateSlack);
   ticket.ledger_ = ledger_;
   ticket.flow_ = std::move(flow);
-  ticket.bytes_ = bytes;
+  ticket.place_ = {due, taken->number};
+  ticket.bytes_ = choice.staging_bytes;
   ticket.device_ = choice.device;
-  ticket.device_bytes_ = choice.device_bytes;
-  ticket.seconds_ = choice.seconds;
+  ticket.device_bytes_ = choice.part.memory_bytes;
+  ticket.seconds_ = choice.part.seconds;
   ticket.working_ = true;
   return admitted;
 }
 
-int64_t Admission::AddUpMemory(AdmittedCall& admitted, const Backend& backend) {
+int64_t Admission::AddUpMemory(AdmittedCall& admitted, int device) const {
   const AttentionCall& call = admitted.call();
   AdmittedCall::Parts& parts = *admitted.parts_;
+  parts.keeps_on_device = KeepsOnDevice(call, device);
+  parts.input_bytes = parts.output_bytes = 0;
   for (const TensorSpec& tensor : call.tensors()) {
     if (tensor.role == TensorUse::kKept || admitted.InPlace(tensor)) continue;
     int64_t& sum = tensor.role == TensorUse::kInput ? parts.input_bytes : parts.output_bytes;
     sum += AlignedSize(tensor.bytes);
   }
-  parts.workspace_bytes = AlignedSize(backend.WorkspaceBytes(call.problem(), call.direction()));
+  parts.workspace_bytes =
+      AlignedSize(devices_[device].backend->WorkspaceBytes(call.problem(), call.direction()));
   return parts.input_bytes + parts.workspace_bytes + parts.output_bytes +
          AlignedSize(call.mask_bytes());
 }
@@ -186,11 +181,6 @@ absl::Status Admission::TakeEvicting(const std::function<absl::Status(LeasesInTh
     if (none || reclaimer_->Reclaim(leases.place, leases.bytes) == 0) return status;
   }
   return status;
-}
-
-absl::Status Admission::Take(const Wanted& wanted, uint64_t& number) {
-  return TakeEvicting(
-      [&](LeasesInTheWay* leases) { return ledger_->Take(limits_, wanted, number, leases); });
 }
 
 absl::StatusOr<Ticket> Admission::HoldStaging(const std::string& caller, int64_t bytes) {
@@ -217,7 +207,7 @@ absl::StatusOr<std::shared_ptr<void>> Admission::HoldDeviceMemory(int device, in
 // A capture computes all scores once more.
 constexpr double kCapturedWork = 1.6;
 
-Admission::Choice Admission::ChoiceOf(const AdmittedCall& admitted, int device) const {
+DeviceChoice Admission::ChoiceOf(AdmittedCall& admitted, int device) const {
   const AttentionCall& call = admitted.call();
   const auto& [backend, cost] = devices_[device];
   const Problem& problem = call.problem();
@@ -228,9 +218,21 @@ Admission::Choice Admission::ChoiceOf(const AdmittedCall& admitted, int device) 
                                 problem, {.block = wish->block, .keep_map = wish->needs_map()}));
   }
   if (call.keep_residual()) bytes += backend->KeepingBytes(problem);
-  const double seconds = cost->EstimateSeconds(problem, call.direction(), admitted.flops(),
-                                               call.input_bytes() + call.output_bytes());
-  return {device, bytes, call.capture() == nullptr ? seconds : kCapturedWork * seconds};
+  double seconds = cost->EstimateSeconds(problem, call.direction(), admitted.flops(),
+                                         call.input_bytes() + call.output_bytes());
+  if (call.capture() != nullptr) seconds *= kCapturedWork;
+  return {.device = device,
+          .staging_bytes = AddUpMemory(admitted, device),
+          .part = {.calls = 1, .memory_bytes = bytes, .seconds = seconds},
+          .device_limit = backend->info().memory_bytes,
+          .pace = cost->pace()};
+}
+
+absl::Status Admission::Supports(const AttentionCall& call, int device) const {
+  const Backend& backend = *devices_[device].backend;
+  absl::Status supported = backend.Supports(call.problem(), call.direction());
+  if (supported.ok() && call.capture() != nullptr) supported = backend.SupportsCapture();
+  return supported.ok() ? supported : Classified(std::move(supported));
 }
 
 bool Admission::KeepsOnDevice(const AttentionCall& call, int device) const {
@@ -239,39 +241,26 @@ bool Admission::KeepsOnDevice(const AttentionCall& call, int device) const {
   return bytes > 0 && reclaimer_->MayHold(device, bytes);
 }
 
-// The device estimated to finish the call first; one without enough memory now only if there is no
-// other. A backward on a residual runs on the residual's device.
-absl::StatusOr<Admission::Choice> Admission::Choose(const AdmittedCall& call) const {
-  const Problem& problem = call.call().problem();
-  const int residual_place = call.memory().residual_place;
+// A backward on a residual runs on the residual's device.
+absl::StatusOr<Admission::Choices> Admission::ChoicesOf(AdmittedCall& admitted) const {
+  const int residual_place = admitted.memory().residual_place;
   absl::Status refusal;
-  Choice best;
-  bool found = false, best_fits = false;
-  double best_end = 0;
+  Choices choices;
   for (int n = 0; n < static_cast<int>(devices_.size()); ++n) {
     if (ledger_->is_fenced(n)) continue;
     if (residual_place != kHostMemory && residual_place != n) continue;
-    const Backend& backend = *devices_[n].backend;
-    absl::Status supported = backend.Supports(problem, call.call().direction());
-    if (supported.ok() && call.call().capture() != nullptr) supported = backend.SupportsCapture();
-    if (!supported.ok()) {
-      refusal = Classified(std::move(supported));
+    if (absl::Status supported = Supports(admitted.call(), n); !supported.ok()) {
+      refusal = std::move(supported);
       continue;
     }
-    const Choice choice = ChoiceOf(call, n);
-    const AdmissionDeviceUse use = ledger_->device_use(n);
-    const bool fits =
-        use.memory_bytes + use.held_bytes + choice.device_bytes <= backend.info().memory_bytes ||
-        choice.device_bytes == 0;
-    const double end = devices_[n].cost->pace() * (use.seconds + choice.seconds);
-    if (!found || (fits && !best_fits) || (fits == best_fits && end < best_end)) {
-      best = choice;
-      best_fits = fits;
-      best_end = end;
+    const DeviceChoice choice = ChoiceOf(admitted, n);
+    if (absl::Status fits = RefuseTooLarge(admitted, choice); !fits.ok()) {
+      refusal = std::move(fits);
+    } else {
+      choices.push_back(choice);
     }
-    found = true;
   }
-  if (found) return best;
+  if (!choices.empty()) return choices;
   if (!refusal.ok()) return refusal;
   if (residual_place != kHostMemory) return LeaseLost("device_lost");
   return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kDeviceLost,
@@ -290,24 +279,23 @@ absl::Status Admission::RefuseWhileDraining() const {
 }
 
 // Checked first: neither waiting nor a later deadline would help.
-absl::Status Admission::RefuseTooLarge(const AdmittedCall& admitted, int64_t bytes,
-                                       const Choice& choice) const {
+absl::Status Admission::RefuseTooLarge(const AdmittedCall& admitted,
+                                       const DeviceChoice& choice) const {
   const AttentionCall& call = admitted.call();
   const int64_t reply_bytes = call.output_bytes() - call.shared_output_bytes();
   if (!admitted.context().streamed && reply_bytes > limits_.max_reply_bytes) {
     return TooLarge(reason::kReplyTooLarge, "reply", limits_.max_reply_bytes, reply_bytes);
   }
-  RETURN_IF_ERROR(RefuseTooMuchStaging(bytes));
+  RETURN_IF_ERROR(RefuseTooMuchStaging(choice.staging_bytes));
   const BackendInfo& device = devices_[choice.device].backend->info();
   const int64_t budget = device.uuid.empty() ? limits_.memory_bytes : device.memory_bytes;
   if (call.mask_plan_bytes() > budget / kMaskPlanShare) {
     return TooLarge(reason::kTooLargeForDevice, "problem.mask: its tiles", budget / kMaskPlanShare,
                     call.mask_plan_bytes());
   }
-  const int64_t device_memory = device.memory_bytes;
-  if (choice.device_bytes > device_memory) {
-    return TooLarge(reason::kTooLargeForDevice, "device memory", device_memory,
-                    choice.device_bytes);
+  if (choice.part.memory_bytes > device.memory_bytes) {
+    return TooLarge(reason::kTooLargeForDevice, "device memory", device.memory_bytes,
+                    choice.part.memory_bytes);
   }
   return absl::OkStatus();
 }
@@ -321,31 +309,6 @@ absl::Status Admission::RefuseTooMuchStaging(int64_t bytes) const {
                     bytes);
   }
   return absl::OkStatus();
-}
-
-absl::Status Admission::RefuseLate(const Wanted& wanted, absl::Time now) const {
-  const double seconds = wanted.part.seconds;
-  const DeadlineOrder::Outlook outlook = ledger_->OutlookOf(wanted, now);
-  const double ahead = outlook.ahead_seconds;
-  const double remaining = absl::ToDoubleSeconds(wanted.deadline - now);
-  const bool late = DeadlineOrder::kQueueMargin * ahead + seconds / kEstimateSlack > remaining;
-  if (!late && !outlook.breaks_another && ledger_->LetsIn(outlook.pressure)) {
-    return absl::OkStatus();
-  }
-  std::string needed_text = absl::StrCat(ahead + seconds), left_text = absl::StrCat(remaining);
-  if (late) {
-    return Failure(
-        absl::StatusCode::kDeadlineExceeded, reason::kDeadlineUnmeetable,
-        absl::StrCat("deadline: about ", needed_text, " s of work lie before the answer, ",
-                     left_text, " s are left; set a later deadline, or try another replica"),
-        {{"estimated_seconds", needed_text}, {"remaining_seconds", left_text}});
-  }
-  return WithRetryAfter(
-      Failure(absl::StatusCode::kUnavailable, reason::kQueueFull,
-              "full now: this caller's admitted calls need the time until their deadlines; "
-              "wait, or set a later deadline",
-              {{"estimated_seconds", needed_text}, {"remaining_seconds", left_text}}),
-      RetryDelay(ahead));
 }
 
 void Admission::StartDraining() { ledger_->draining = true; }

@@ -5,8 +5,9 @@
 //   the caller's own quota → RESOURCE_EXHAUSTED    too late already → DEADLINE_EXCEEDED
 //   what the engine cannot run → UNIMPLEMENTED     draining → UNAVAILABLE
 //
-// Device      Of several devices with enough memory, the one estimated to finish the call first. A
-//             backward on a residual runs on the device that holds it, whatever the wait.
+// Device      Of several devices with enough memory, the one estimated to finish the call first;
+//             chosen and taken in one step, so that calls that come together spread. A backward
+//             on a residual runs on the device that holds it, whatever the wait.
 // Leases      count against the memory, and are evicted before a call is refused.
 // Full        The work ahead of a call is limited (max_queue_seconds), the call itself is not: an
 //             idle server admits a call of any length.
@@ -25,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
@@ -58,8 +60,8 @@ class MemoryReclaimer {
 };
 
 class AdmissionLedger;
+struct DeviceChoice;
 struct LeasesInTheWay;
-struct Wanted;
 
 // Ticket: bytes of staging memory, and bytes and seconds of one device, reserved for one call.
 // Destroying it returns both, so that no path, error and cancel included, can leak budget. It may
@@ -207,24 +209,19 @@ class Admission {
   const AdmissionLimits& limits() const { return limits_; }
 
  private:
-  // Says what a call takes of a device.
-  struct Choice {
-    int device = 0;
-    int64_t device_bytes = 0;
-    double seconds = 0;
-  };
-  absl::StatusOr<Choice> Choose(const AdmittedCall& call) const;
-  Choice ChoiceOf(const AdmittedCall& call, int device) const;
+  // Says what the call would take of each device that can compute it.
+  using Choices = absl::InlinedVector<DeviceChoice, 1>;
+  absl::StatusOr<Choices> ChoicesOf(AdmittedCall& admitted) const;
+  DeviceChoice ChoiceOf(AdmittedCall& admitted, int device) const;
+  absl::Status Supports(const AttentionCall& call, int device) const;
   bool KeepsOnDevice(const AttentionCall& call, int device) const;
-  absl::Status Take(const Wanted& wanted, uint64_t& number);
   // `take(in_the_way)`, again after leases in its way are evicted.
   absl::Status TakeEvicting(const std::function<absl::Status(LeasesInTheWay*)>& take);
-  // Sets the sizes of the call's staging memory; returns their sum.
-  static int64_t AddUpMemory(AdmittedCall& admitted, const Backend& backend);
+  // Sets the sizes of the call's staging memory for that device; returns their sum.
+  int64_t AddUpMemory(AdmittedCall& admitted, int device) const;
   absl::Status RefuseWhileDraining() const;
-  absl::Status RefuseTooLarge(const AdmittedCall& call, int64_t bytes, const Choice& choice) const;
+  absl::Status RefuseTooLarge(const AdmittedCall& call, const DeviceChoice& choice) const;
   absl::Status RefuseTooMuchStaging(int64_t bytes) const;
-  absl::Status RefuseLate(const Wanted& wanted, absl::Time now) const;
 
   const AdmissionLimits limits_;
   const std::vector<AdmissionDevice> devices_;

@@ -1,6 +1,7 @@
 #include "server/admission/admission_ledger.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -42,13 +43,65 @@ absl::Duration RetryDelay(double seconds_ahead) {
   return absl::Seconds(std::clamp(seconds_ahead / 2, 0.05, 2.0));
 }
 
-absl::Status AdmissionLedger::Take(const AdmissionLimits& limits, const Wanted& call,
-                                   uint64_t& number, LeasesInTheWay* in_the_way) {
-  const std::string& caller = call.flow.caller;
-  const AdmissionDeviceUse& part = call.part;
+absl::StatusOr<Taken> AdmissionLedger::Take(const AdmissionLimits& limits, const Wanted& call,
+                                            LeasesInTheWay* in_the_way) {
   absl::MutexLock lock(&mutex_);
-  const AdmissionDeviceUse& queue = devices_[call.device].use;
-  const double ahead = call.pace * queue.seconds;
+  const DeviceChoice& choice = FirstToFinish(call.choices);
+  RETURN_IF_ERROR(CheckDeadline(call, choice));
+  RETURN_IF_ERROR(CheckRoom(limits, call, choice, in_the_way));
+  Add(call.flow.caller,
+      {.calls = 1, .bytes = choice.staging_bytes, .seconds = choice.part.seconds});
+  AddToDevice(choice.device, choice.part);
+  Device& at = devices_[choice.device];
+  auto [flow, is_new] = at.flows.try_emplace(call.flow);
+  if (is_new) at.weights += WeightOf(call.flow.priority);
+  const Taken taken = {choice, ++last_number_};
+  flow->second.Add({call.due, taken.number}, call.deadline, choice.part.seconds);
+  return taken;
+}
+
+const DeviceChoice& AdmissionLedger::FirstToFinish(absl::Span<const DeviceChoice> choices) const {
+  const auto rank = [&](const DeviceChoice& choice) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    const AdmissionDeviceUse& use = devices_[choice.device].use;
+    const int64_t bytes = choice.part.memory_bytes;
+    const bool fits =
+        bytes == 0 || use.memory_bytes + use.held_bytes + bytes <= choice.device_limit;
+    return std::pair(!fits, choice.pace * (use.seconds + choice.part.seconds));
+  };
+  return *std::min_element(
+      choices.begin(), choices.end(),
+      [&](const DeviceChoice& a, const DeviceChoice& b) { return rank(a) < rank(b); });
+}
+
+absl::Status AdmissionLedger::CheckDeadline(const Wanted& call, const DeviceChoice& choice) {
+  const double seconds = choice.part.seconds;
+  const DeadlineOrder::Outlook outlook = OutlookOf(call, choice);
+  const double ahead = outlook.ahead_seconds;
+  const double remaining = absl::ToDoubleSeconds(call.deadline - call.now);
+  const bool late = DeadlineOrder::kQueueMargin * ahead + seconds / kEstimateSlack > remaining;
+  if (!late && !outlook.breaks_another && LetsIn(outlook.pressure)) return absl::OkStatus();
+  std::string needed_text = absl::StrCat(ahead + seconds), left_text = absl::StrCat(remaining);
+  if (late) {
+    return Failure(
+        absl::StatusCode::kDeadlineExceeded, reason::kDeadlineUnmeetable,
+        absl::StrCat("deadline: about ", needed_text, " s of work lie before the answer, ",
+                     left_text, " s are left; set a later deadline, or try another replica"),
+        {{"estimated_seconds", needed_text}, {"remaining_seconds", left_text}});
+  }
+  return WithRetryAfter(
+      Failure(absl::StatusCode::kUnavailable, reason::kQueueFull,
+              "full now: this caller's admitted calls need the time until their deadlines; "
+              "wait, or set a later deadline",
+              {{"estimated_seconds", needed_text}, {"remaining_seconds", left_text}}),
+      RetryDelay(ahead));
+}
+
+absl::Status AdmissionLedger::CheckRoom(const AdmissionLimits& limits, const Wanted& call,
+                                        const DeviceChoice& choice,
+                                        LeasesInTheWay* in_the_way) const {
+  const std::string& caller = call.flow.caller;
+  const AdmissionDeviceUse& queue = devices_[choice.device].use;
+  const double ahead = choice.pace * queue.seconds;
   if (use_.calls + 1 > limits.max_calls) {
     return Full(reason::kQueueFull, "calls", limits.max_calls, use_.calls + 1, ahead);
   }
@@ -57,25 +110,18 @@ absl::Status AdmissionLedger::Take(const AdmissionLimits& limits, const Wanted& 
                 static_cast<int64_t>(limits.max_queue_seconds * 1e3),
                 static_cast<int64_t>(ahead * 1e3), ahead);
   }
-  const int64_t on_device = TakenOf(queue) + part.memory_bytes;
-  if (part.memory_bytes > 0 && on_device > call.device_limit) {
-    *in_the_way = {call.device, std::min(on_device - call.device_limit, queue.lease_bytes)};
-    return Full(reason::kHbmPressure, "bytes of device memory", call.device_limit, on_device,
+  const int64_t bytes = choice.part.memory_bytes, on_device = TakenOf(queue) + bytes;
+  if (bytes > 0 && on_device > choice.device_limit) {
+    *in_the_way = {choice.device, std::min(on_device - choice.device_limit, queue.lease_bytes)};
+    return Full(reason::kHbmPressure, "bytes of device memory", choice.device_limit, on_device,
                 ahead);
   }
-  RETURN_IF_ERROR(CheckStaging(limits, caller, call.bytes, ahead, in_the_way));
+  RETURN_IF_ERROR(CheckStaging(limits, caller, choice.staging_bytes, ahead, in_the_way));
   const auto own = callers_.find(caller);
   const int64_t own_calls = own == callers_.end() ? 1 : own->second.calls + 1;
   if (own_calls > limits.caller_max_calls) {
     return OverQuota(caller, "calls", limits.caller_max_calls, own_calls);
   }
-  Add(caller, {.calls = 1, .bytes = call.bytes, .seconds = part.seconds});
-  AddToDevice(call.device, part);
-  Device& at = devices_[call.device];
-  auto [flow, is_new] = at.flows.try_emplace(call.flow);
-  if (is_new) at.weights += WeightOf(call.flow.priority);
-  number = ++last_number_;
-  flow->second.Add({call.due, number}, call.deadline, part.seconds);
   return absl::OkStatus();
 }
 
@@ -104,10 +150,10 @@ absl::Status AdmissionLedger::HoldStaging(const AdmissionLimits& limits, const s
   return absl::OkStatus();
 }
 
-DeadlineOrder::Outlook AdmissionLedger::OutlookOf(const Wanted& call, absl::Time now) const {
+DeadlineOrder::Outlook AdmissionLedger::OutlookOf(const Wanted& call,
+                                                  const DeviceChoice& choice) const {
   static const DeadlineOrder kNone;
-  absl::MutexLock lock(&mutex_);
-  const Device& at = devices_[call.device];
+  const Device& at = devices_[choice.device];
   auto own = at.flows.find(call.flow);
   const DeadlineOrder& flow = own == at.flows.end() ? kNone : own->second;
   const double weight = WeightOf(call.flow.priority);
@@ -115,14 +161,12 @@ DeadlineOrder::Outlook AdmissionLedger::OutlookOf(const Wanted& call, absl::Time
   const DeadlineOrder::Service service = {
       .others_seconds = std::max(0.0, at.use.seconds - flow.seconds()),
       .weights = weights / weight,
-      .pace = call.pace};
-  return flow.For(call.due, call.part.seconds, service, now);
+      .pace = choice.pace};
+  return flow.For(call.due, choice.part.seconds, service, call.now);
 }
 
 bool AdmissionLedger::LetsIn(double pressure) {
-  if (pressure <= 0.5) return true;
-  absl::MutexLock lock(&mutex_);
-  return std::uniform_real_distribution<double>(0.5, 1)(random_) > pressure;
+  return pressure <= 0.5 || std::uniform_real_distribution<double>(0.5, 1)(random_) > pressure;
 }
 
 void AdmissionLedger::StartWork(const CallerFlow& flow, int device,

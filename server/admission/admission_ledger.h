@@ -12,8 +12,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "server/admission/admission_limits.h"
 #include "server/admission/deadline_order.h"
 
@@ -25,16 +27,31 @@ struct LeasesInTheWay {
   int64_t bytes = 0;
 };
 
-// Says what one call needs.
-struct Wanted {
-  const CallerFlow& flow;
-  int64_t bytes;
+// Says what one call takes of a device that can compute it, and of staging memory.
+struct DeviceChoice {
   int device;
+  int64_t staging_bytes;
   AdmissionDeviceUse part;
   int64_t device_limit;  // bytes of its memory
   double pace;           // of its queue
-  absl::Time due, deadline;
 };
+
+// Says what one call needs.
+struct Wanted {
+  const CallerFlow& flow;
+  absl::Time now, due, deadline;
+  absl::Span<const DeviceChoice> choices;  // one at least
+};
+
+// Says what a call has got.
+struct Taken {
+  DeviceChoice choice;
+  uint64_t number;  // the call's in its flow
+};
+
+// One call's estimate may be wrong by this factor, so a call is refused only if it misses its
+// deadline by more. The work ahead counts in full: DeadlineOrder::kQueueMargin.
+inline constexpr double kEstimateSlack = 2;
 
 // Tells a call that is refused now when to come back: after half of the queue's time, within
 // bounds.
@@ -44,15 +61,11 @@ class AdmissionLedger {
  public:
   explicit AdmissionLedger(size_t devices) : devices_(devices) {}
 
-  // Reserves; `number` becomes the call's in its flow. When leases take the missing memory,
-  // `in_the_way` says how many of their bytes, and where.
-  absl::Status Take(const AdmissionLimits& limits, const Wanted& call, uint64_t& number,
-                    LeasesInTheWay* in_the_way);
-  // Predicts what the call would meet in its flow, of which the batcher serves the share of its
-  // weight.
-  DeadlineOrder::Outlook OutlookOf(const Wanted& call, absl::Time now) const;
-  // True with a probability that falls from 1 at half of the pressure to 0 at all of it.
-  bool LetsIn(double pressure);
+  // Reserves on the device estimated to finish the call first; on one without enough memory now
+  // only if there is no other. Calls that come together see what each other took. When leases take
+  // the missing memory, `in_the_way` says how many of their bytes, and where.
+  absl::StatusOr<Taken> Take(const AdmissionLimits& limits, const Wanted& call,
+                             LeasesInTheWay* in_the_way);
   void StartWork(const CallerFlow& flow, int device, const DeadlineOrder::Place& place);
   // The device has finished a call.
   void GiveBackWork(const CallerFlow& flow, int device, const AdmissionDeviceUse& part,
@@ -80,6 +93,19 @@ class AdmissionLedger {
   std::atomic<int64_t> last_refused_nanos{std::numeric_limits<int64_t>::min()};
 
  private:
+  const DeviceChoice& FirstToFinish(absl::Span<const DeviceChoice> choices) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckDeadline(const Wanted& call, const DeviceChoice& choice)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Predicts what the call would meet in its flow, of which the batcher serves the share of its
+  // weight.
+  DeadlineOrder::Outlook OutlookOf(const Wanted& call, const DeviceChoice& choice) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // True with a probability that falls from 1 at half of the pressure to 0 at all of it.
+  bool LetsIn(double pressure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckRoom(const AdmissionLimits& limits, const Wanted& call,
+                         const DeviceChoice& choice, LeasesInTheWay* in_the_way) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckStaging(const AdmissionLimits& limits, const std::string& caller, int64_t bytes,
                             double seconds_ahead, LeasesInTheWay* in_the_way) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -351,6 +352,35 @@ TEST_F(AdmissionDevicesTest, SendsACallToTheDeviceThatWillHaveFinishedItFirst) {
   EXPECT_EQ(admission_.DeviceUse(1).seconds, 0);
 }
 
+// A clock at whose first question another call comes.
+class BusyClock final : public Clock {
+ public:
+  absl::Time Now() const override {
+    if (auto call = std::exchange(call_, nullptr); call != nullptr) call();
+    return absl::UnixEpoch() + absl::Hours(1);
+  }
+  void CallOnce(std::function<void()> call) { call_ = std::move(call); }
+
+ private:
+  mutable std::function<void()> call_;
+};
+
+TEST(AdmissionOfTwoCalls, SpreadsCallsOfWhichOneComesWhileTheOtherIsAdmitted) {
+  GatedBackend first, second;
+  CostModel cost{1e9};
+  BusyClock clock;
+  Admission admission({}, {{&first, &cost}, {&second, &cost}}, clock);
+  auto admit = [&] { return admission.Admit(DecodedCall(SmallProblem(64)), {.caller = "a"}); };
+  std::optional<absl::StatusOr<AdmittedCall>> inner;
+  clock.CallOnce([&] { inner = admit(); });
+  auto outer = admit();
+  ASSERT_TRUE(outer.ok()) << outer.status();
+  ASSERT_TRUE(inner.has_value() && inner->ok()) << inner->status();
+  EXPECT_NE(outer->device(), (*inner)->device());
+  EXPECT_EQ(admission.DeviceUse(0).calls, 1);
+  EXPECT_EQ(admission.DeviceUse(1).calls, 1);
+}
+
 TEST_F(AdmissionDevicesTest, KeepsADevicesMemoryUntilItIsDoneWithTheCall) {
   fast_.SetDeviceBytes(1000, 1500);
   slow_.SetDeviceBytes(1000, 1000);
@@ -415,6 +445,7 @@ TEST_F(AdmissionDevicesTest, SendsABackwardToTheDeviceThatKeepsItsTensors) {
 
 TEST_F(AdmissionDevicesTest, RefusesForGoodWhatTheDeviceNeverHolds) {
   fast_.SetDeviceBytes(1000, 999);
+  EXPECT_EQ(Admit()->device(), 1);
   slow_.SetDeviceBytes(1000, 999);
   auto call = Admit();
   EXPECT_EQ(call.status().code(), absl::StatusCode::kOutOfRange);

@@ -16,11 +16,11 @@
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "tests/fakes/fake_driver.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/device/driver_device.h"
 #include "server/call/status_details.h"
 #include "server/schedule/device_worker.h"
+#include "tests/fakes/fake_driver.h"
 #include "tests/fixtures/pipeline_fixture.h"
 
 namespace attnd {
@@ -539,18 +539,22 @@ TEST(DeviceSimulation, SpreadsCallsThatWaitOverAllGpus) {
   Random random(7);
   std::deque<Sent> calls;
   std::deque<AdmittedCall> waiting;
+  int on_second = 0;
   for (int n = 0; n < 40; ++n) {
     Sent& call = calls.emplace_back();
     call.problem = SimulatedProblem(random);
     auto admitted = server.Admit(call.problem, 1, absl::Minutes(1), 1000000 + n, call.answer);
     ASSERT_TRUE(admitted.ok()) << admitted.status();
+    on_second += admitted->device();
     ASSERT_TRUE(TakePlaces(*admitted, server.staging()).ok());
     waiting.push_back(Landed(std::move(admitted), server.staging()));
   }
   for (AdmittedCall& call : waiting) server.Submit(std::move(call));
   for (Sent& call : calls) EXPECT_TRUE(call.answer.Wait().ok()) << call.answer.Wait();
-  const double first = server.kernel_seconds(0), second = server.kernel_seconds(1);
-  EXPECT_GT(std::min(first, second), 0.1 * std::max(first, second));
+  EXPECT_GE(on_second, 10);
+  EXPECT_LE(on_second, 30);
+  EXPECT_GT(server.kernel_seconds(0), 0);
+  EXPECT_GT(server.kernel_seconds(1), 0);
 }
 
 }  // namespace

@@ -232,6 +232,7 @@ def run_refusals(rank, group):
         x = torch.randn(batch, ROWS, WIDTH)
         for layer in stack:
             x = layer(x)
+        return x
 
     other = stack_of()
     other[1].linear1.weight.requires_grad_(rank != 1)
@@ -241,6 +242,10 @@ def run_refusals(rank, group):
     stack = attnd.torch.offload(stack_of(), group=group)
     attnd.torch.optimizer((torch.optim.SGD if rank == 1 else torch.optim.AdamW)(stack.parameters(), lr=0.1))
     found["optimizer"] = refused(lambda: call(stack, 1))
+    stack = attnd.torch.offload(stack_of(), group=group, max_rows=ROWS)
+    optimizer = attnd.torch.optimizer(torch.optim.SGD(stack.parameters(), lr=0.1 * (1 + rank)))
+    call(stack, 1).sum().backward()
+    found["rates"] = refused(optimizer.step)
     stack = attnd.torch.offload(stack_of(), group=group)
     call(stack, 1 + rank)  # the longest call of any rank decides
     call(stack, 2)

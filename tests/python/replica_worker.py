@@ -3,6 +3,7 @@
     torchrun ... replica_worker.py ADDRESSES FILE CASE
 """
 import contextlib
+import dataclasses
 import math
 import os
 import sys
@@ -152,8 +153,16 @@ def run_refusals(rank, replicas):
         found[name] = refused(lambda options=options: offload(**options))
     others = dict(replicas=replicas[::-1]) if rank == 1 else dict(replicas=replicas)
     found["order"] = refused(lambda: stack_loss(nn.Sequential(*offload(group=world, **others)), 0))
+    asks = attnd.Client.info
+    attnd.Client.info = lambda *given, **options: dataclasses.replace(asks(*given, **options), version=f"0.{rank}.0")
+    found["versions"] = refused(lambda: stack_loss(nn.Sequential(*offload(group=world, replicas=replicas)), 0))
+    attnd.Client.info = asks
     others = {} if rank == 1 else dict(replicas=replicas)
     found["none"] = refused(lambda: stack_loss(nn.Sequential(*offload(group=world, **others)), 0))
+    stack = nn.Sequential(*offload(group=world, replicas=replicas))
+    optimizer = attnd.torch.optimizer(torch.optim.SGD(stack.parameters(), lr=0.1 * (1 + rank)))
+    stack_loss(stack, rank).backward()
+    found["rates"] = refused(optimizer.step)
     stack = nn.Sequential(*offload(group=world, replicas=replicas, replay_mib=0))
     optimizer = attnd.torch.optimizer(torch.optim.SGD(stack.parameters(), lr=0.1))
     for _ in range(1 + (rank == 0)):

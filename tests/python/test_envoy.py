@@ -13,7 +13,8 @@ import oracle
 import pytest
 import yaml
 from conftest import ROOT, Daemon, close
-from test_haproxy import certificates, channel_of, check_header_spreads, wait_until  # noqa: F401
+from test_haproxy import aged, certificates, channel_of, wait_until  # noqa: F401
+from test_haproxy import check_header_spreads, check_is_told_not_sticky, check_trains_without_replay
 from test_modules import small_layout
 
 import attnd
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.rare("envoy")
 ENVOY = os.path.join(ROOT, ".deps/cluster/envoy/_bin/envoy")
 
 
-def configuration(folder, daemons, ports):
+def configuration(folder, daemons, ports, change=None):
     """The shipped file, with what a site sets."""
     with open(os.path.join(ROOT, "deploy/envoy/envoy.yaml")) as file:
         text = file.read().replace("/etc/envoy/attnd/", f"{folder}/")
@@ -35,18 +36,20 @@ def configuration(folder, daemons, ports):
         endpoints.append({"endpoint": {"address": {"socket_address": {"address": host, "port_value": int(port)}}}})
     for cluster in made["static_resources"]["clusters"]:
         cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
+    if change is not None:
+        change(made["static_resources"])
     return made
 
 
 class Envoy:
-    def __init__(self, certificates, folder, daemons):  # noqa: F811
+    def __init__(self, certificates, folder, daemons, change=None):  # noqa: F811
         self.folder = certificates
         listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         self.admin, port = (listener.getsockname()[1] for listener in listeners)
         for listener in listeners:
             listener.close()
         path = folder / "envoy.yaml"
-        path.write_text(yaml.safe_dump(configuration(certificates, daemons, (self.admin, port))))
+        path.write_text(yaml.safe_dump(configuration(certificates, daemons, (self.admin, port), change)))
         self.address, self._log = f"localhost:{port}", folder / "log"
         with open(self._log, "w") as log:
             self.process = subprocess.Popen([ENVOY, "-c", str(path), "--concurrency", "1", "--use-dynamic-base-id"],
@@ -172,3 +175,22 @@ def test_a_module_is_at_one_daemon_however_many_connections_lead_there(envoy, da
 
 def test_the_header_spreads_modules_over_daemons_and_keeps_each_at_one(envoy, daemons):
     check_header_spreads(envoy, daemons)
+
+
+def test_a_module_without_replay_trains_while_connections_end(certificates, tmp_path, aged):  # noqa: F811
+    def age(parts):
+        (chain,) = parts["listeners"][0]["filter_chains"]
+        chain["filters"][0]["typed_config"]["common_http_protocol_options"]["max_connection_duration"] = "2s"
+    made = Envoy(certificates, tmp_path, aged, age)
+    check_trains_without_replay(made, aged)
+    made.stop()
+
+
+def test_a_module_without_replay_is_refused_where_the_proxy_keeps_it_nowhere(certificates, tmp_path, daemons):  # noqa: F811
+    def scatter(parts):
+        (cluster,) = (one for one in parts["clusters"] if one["name"] == "modules")
+        del cluster["ring_hash_lb_config"]
+        cluster["lb_policy"] = "ROUND_ROBIN"
+    made = Envoy(certificates, tmp_path, daemons, scatter)
+    check_is_told_not_sticky(made, daemons)
+    made.stop()

@@ -247,6 +247,7 @@ def test_ranks_that_disagree_are_told_who_and_what(daemon, tmp_path):
         assert "ranks of the group disagree: the layers" in found["layers"] and "on rank 1" in found["layers"]
         assert "durability is process on rank 0 and host on rank 1" in found["durability"]
         assert re.search(r"the optimizer is AdamW\(.*\) on rank 0 and SGD\(.*\) on rank 1", found["optimizer"])
+        assert re.search(r"step: .* the digest of rates and multipliers is \w+ on rank 0 and \w+ on rank 1", found["rates"])
         assert "max_rows" in found["rows"]
     for found in run_ranks(daemon, tmp_path, 2, "counts"):
         assert "the number of backwards since the last step is 2 on rank 0 and 1 on rank 1" in found["counts"]

@@ -20,6 +20,7 @@ import pytest
 from conftest import ROOT, Daemon, close
 from raw_peer import (CONTINUATION, DATA, END_HEADERS, HEADERS, PING, RESET, SETTINGS, RawPeer, frame, headers,
                       tls_context)
+from test_modules import small_layout
 
 import attnd
 
@@ -81,10 +82,13 @@ def check_configuration(path, environment):
 class Proxy:
     """haproxy before `daemons`, with every server looked at once."""
 
-    def __init__(self, certificates, folder, daemons, options=(), **limits):
+    def __init__(self, certificates, folder, daemons, options=(), module_balance=None, **limits):
         self._certificates, self._socket = certificates, f"{folder}/admin.sock"
         path = folder / "haproxy.cfg"
-        path.write_text(configuration_with(options).replace("    chroot /var/lib/haproxy\n", ""))  # which needs root
+        text = configuration_with(options).replace("    chroot /var/lib/haproxy\n", "")  # which needs root
+        if module_balance is not None:
+            text = text.replace("balance hdr(attnd-module)\n    hash-type consistent\n", f"balance {module_balance}\n")
+        path.write_text(text)
         with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
             servers = {f"ATTND_{n}": daemon.address for n, daemon in enumerate(daemons, 1)}
             environment = settings_for(certificates, folder, ATTND_BIND=f"fd@{listener.fileno()}", **servers, **limits)
@@ -153,6 +157,47 @@ def check_header_spreads(proxy, daemons):
                 places[number].add(place)
     assert all(len(found) == 1 for found in places.values())
     assert set().union(*places.values()) == {0, 1}
+
+
+# The whole figure: ATTND_TEST_PROXY_SECONDS=300.
+PROXY_SECONDS = float(os.environ.get("ATTND_TEST_PROXY_SECONDS", "5"))
+
+
+def check_trains_without_replay(proxy, daemons):
+    """Connections end after two seconds; a module none of whose calls are kept stays at one daemon, and its bits are those
+    without a proxy."""
+    generator = np.random.default_rng(3)
+    weights = {p.name: np.float32(generator.normal(size=p.shape) * 0.2) for p in small_layout().parameters}
+    x, dy = np.float32(generator.normal(size=(2, 2, 5, 16)))
+
+    def train(client, goes_on):
+        module = attnd.register(small_layout(), client, name="proxied", optimizer=attnd.AdamW(), max_rows=64, replay_mib=0)
+        module.put(weights)
+        steps = 0
+        while goes_on(steps):
+            module.backward(dy, module.forward(x, keep=True)[1])
+            module.step(lr=1e-3, weight_decay=0.1)
+            steps += 1
+        made, found = sum(one.metric("attnd_modules") for one in daemons), module.get()
+        module.release()
+        return made, found, steps
+    end = time.monotonic() + PROXY_SECONDS
+    with proxy.connect() as client:
+        made, found, steps = train(client, lambda _: time.monotonic() < end)
+    with attnd.connect(daemons[0].address, timeout=60) as client:
+        _, expected, _ = train(client, lambda step: step < steps)
+    print(f"{steps} steps in {PROXY_SECONDS:.0f} s")
+    assert made == 1 and steps > 10
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def check_is_told_not_sticky(proxy, daemons):
+    with proxy.connect() as client:
+        with pytest.raises(attnd.FailedPrecondition, match="reach several daemons behind one address") as failed:
+            attnd.register(small_layout(), client, name="scattered", max_rows=64, replay_mib=0)
+    assert failed.value.reason == "NOT_STICKY"
+    assert sum(one.metric("attnd_modules") for one in daemons) == 0
 
 
 def wait_until(condition, seconds=20):
@@ -239,6 +284,23 @@ def test_calls_of_each_client_come_through_and_go_to_both_daemons(proxy, daemons
 
 def test_the_header_spreads_modules_over_daemons_and_keeps_each_at_one(proxy, daemons):
     check_header_spreads(proxy, daemons)
+
+
+@pytest.fixture
+def aged():
+    """Their connections end after two seconds."""
+    made = start_daemons("--max_connection_age_seconds", "2")
+    yield made
+    for one in made:
+        one.stop()
+
+
+def test_a_module_without_replay_trains_while_connections_end(start, aged):
+    check_trains_without_replay(start(aged), aged)
+
+
+def test_a_module_without_replay_is_refused_where_the_proxy_keeps_it_nowhere(start, daemons):
+    check_is_told_not_sticky(start(daemons, module_balance="roundrobin"), daemons)
 
 
 def test_large_tensors_are_streamed_both_ways_over_few_connections(proxy, rng):

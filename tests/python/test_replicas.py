@@ -107,6 +107,9 @@ def test_what_does_not_fit_is_refused_by_name(daemons, tmp_path):
         assert "replicas: expected at most one daemon for each of the 2 ranks of the group, got 4" in found["many"]
         assert "replicas: expected a list of addresses" in found["word"]
         assert 'durability: expected "process" with replicas' in found["durability"]
+        assert re.search(r"of one kind, .* got cpu \w+ of attnd 0\.0\.0 at .* and cpu \w+ of attnd 0\.1\.0 at",
+                         found["versions"])
         for case in ("order", "none"):
             assert "ranks of the group disagree: replicas is [" in found[case] and "on rank 1" in found[case]
         assert "the number of backwards since the last step is 2 on rank 0 and 1 on rank 1" in found["counts"]
+        assert re.search(r"rates and multipliers of digest \w+ on rank 0 and .* of digest \w+ on rank 1", found["rates"])

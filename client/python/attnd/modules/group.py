@@ -26,7 +26,7 @@ from ..errors import FailedPrecondition
 from .module import GradientNorms, Module, ParameterStep, Registration, StepResult, StepValues
 from .parameters import asked_by, stack_of
 
-__all__ = ["PATIENCE", "GroupModule", "Ranks", "described", "mark_for_ddp", "patient"]
+__all__ = ["PATIENCE", "GroupModule", "Ranks", "described", "digest", "mark_for_ddp", "patient"]
 
 PATIENCE = 600.0  # seconds that a rank waits for others where no timeout was given
 Result = TypeVar("Result")
@@ -158,7 +158,8 @@ class GroupModule(Module):
 
     def _step(self, request: bytes, timeout: Optional[float]) -> StepResult:
         self._ranks.agree("step", {"the number of steps": self.sequence,
-                                   "the number of backwards since the last step": self.micro_batches})
+                                   "the number of backwards since the last step": self.micro_batches,
+                                   "the digest of rates and multipliers": digest(request)})
         return super()._step(request, timeout or PATIENCE)
 
     def put_kinds(self, kinds: Mapping[str, Mapping[str, ArrayLike]], **options: Any) -> None:
@@ -203,9 +204,13 @@ class GroupModule(Module):
         return found
 
 
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
 def described(wanted: Registration, replicas: Sequence[str]) -> Dict[str, Any]:
     """Ranks have to agree on these before they register."""
-    return {"the layers": hashlib.sha256(wanted.layout.serialize()).hexdigest()[:16],
+    return {"the layers": digest(wanted.layout.serialize()),
             "the optimizer": str(wanted.optimizer), "durability": wanted.durability, "replicas": list(replicas)}
 
 

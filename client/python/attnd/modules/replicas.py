@@ -24,7 +24,7 @@ import torch
 from .._arrays import Array, ArrayLike, Tensor
 from ..client import Client
 from ..errors import AttndError, FailedPrecondition, wrong
-from .group import PATIENCE, Ranks, described, patient
+from .group import PATIENCE, Ranks, described, digest, patient
 from .module import Activations, GradientNorms, Module, ParameterStep, Registration, StepResult, StepValues
 
 __all__ = ["ReplicaModule", "Replicas"]
@@ -116,20 +116,21 @@ class ReplicaModule(Module):
         ranks.agree("offload", described(wanted, ranks.addresses))
         wanted = wanted._replace(name=f"{name}.{ranks.replica}")
         ranks.gather_leaders()
-        made, told = None, ""
+        made, told, own_kind = None, "", ""
         if ranks.leads:
             try:
                 made = ReplicaModule(client, ranks, wanted, timeout, replay_bytes)
+                own_kind = _kind_of(made, timeout)
             except AttndError as error:
                 told = f"{type(error).__name__}: {error}"
-        found = ranks.gather((told, *((0, "", 0) if made is None else (made.owner_epoch, made.plan["engine"],
-                                                                       made.plan["nccl_version"]))))
-        for rank, (failure, _, engine, _) in enumerate(found[:ranks.count]):
+        epoch, version = (0, 0) if made is None else (made.owner_epoch, made.plan["nccl_version"])
+        found = ranks.gather((told, epoch, own_kind, version))
+        for rank, (failure, _, kind, _) in enumerate(found[:ranks.count]):
             if failure:
                 raise FailedPrecondition(f"offload: {ranks.who(rank)}, has failed: {failure}")
-            if engine != found[0][2]:
-                raise FailedPrecondition("offload: expected replicas on one engine, since others round differently, got "
-                                         f"{found[0][2]} at {ranks.addresses[0]} and {engine} at {ranks.addresses[rank]}")
+            if kind != found[0][2]:
+                raise FailedPrecondition("offload: expected replicas of one kind, since others round differently, got "
+                                         f"{found[0][2]} at {ranks.addresses[0]} and {kind} at {ranks.addresses[rank]}")
         if made is None:  # an owner epoch is secret: without it, a name opens nothing
             epoch = found[ranks.replica][1]
             made = ReplicaModule(client, ranks, wanted._replace(owner_epoch=epoch), timeout, replay_bytes)
@@ -226,11 +227,12 @@ class ReplicaModule(Module):
     def step_parameters(self, values: Sequence[StepValues], parameters: Sequence[ParameterStep], *,
                         timeout: Optional[float] = None) -> StepResult:
         """A replica that has failed takes the state of one that has stepped."""
-        if self._is_summed:
-            self._meet("the step")  # until now a rank that recovers finds the others' weights and gradients as they were
-        self._sum_gradients()
         mean = 1.0 / self._ranks.size
         scaled = [one._replace(multiplier=one.multiplier * mean) for one in parameters]
+        # Until all are here a rank that recovers finds the others' weights and gradients as they were.
+        numbers = digest(b"".join([*(one.encode() for one in values), *(one.encode() for one in scaled)]))
+        self._meet(f"the step with rates and multipliers of digest {numbers}")
+        self._sum_gradients()
         mine: Optional[StepResult] = None
         failure: Optional[AttndError] = None
         if self._ranks.leads:
@@ -546,6 +548,13 @@ class ReplicaModule(Module):
                     raise FailedPrecondition(f"replicas: ranks of the group disagree: {word} is {first} on rank 0 and "
                                              f"{mine} on rank {rank}")
         return found
+
+
+def _kind_of(module: Module, timeout: Optional[float]) -> str:
+    """Names what its bits depend on."""
+    daemon = module.client.info(timeout=timeout)
+    architectures = sorted({daemon.devices[device].architecture for device in module.plan["layer_device"]})
+    return f"{module.plan['engine']} {'+'.join(architectures)} of attnd {daemon.version}"
 
 
 def _is_lost(error: AttndError) -> bool:
