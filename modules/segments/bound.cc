@@ -47,6 +47,8 @@ class SegmentTraffic {
       for (int64_t place = segment.end - 1; place >= segment.first; --place) Backward(place);
     }
     if (segment.of == SegmentTemplate::kProduct) {
+      const int64_t curve = is_forward ? segment.end - 1 : segment.first;
+      work_.later_bytes += Bytes(in_.order_.ops[curve] + kFirstOpValue);
       --work_.launches;
     } else if (segment.of != SegmentTemplate::kOp) {
       work_.launches = 1 + sums_;
@@ -83,7 +85,7 @@ class SegmentTraffic {
   // A launch of sums over columns, which reads so much again.
   void AddSums(double bytes) {
     work_.bytes += bytes;
-    work_.sum_bytes += bytes;
+    work_.later_bytes += bytes;
     ++work_.launches;
   }
   // A product between a layer's input, its output and its matrix, of numbers of so many bytes.
@@ -208,14 +210,14 @@ double SegmentWork::Microseconds(const GpuRates& gpu) const {
     for (const Product& p : products) of_products += SecondsOf(p, *gpu.product_cycles);
   }
   const double rate = kMemoryShare * gpu.bytes_per_second;
-  const double seconds = std::max(of_products, (bytes - sum_bytes) / rate) + sum_bytes / rate;
+  const double seconds = std::max(of_products, (bytes - later_bytes) / rate) + later_bytes / rate;
   return seconds * 1e6 + kLaunchMicroseconds * static_cast<double>(launches);
 }
 
 void SegmentWork::operator+=(const SegmentWork& other) {
   flops += other.flops;
   bytes += other.bytes;
-  sum_bytes += other.sum_bytes;
+  later_bytes += other.later_bytes;
   launches += other.launches;
   products.insert(products.end(), other.products.begin(), other.products.end());
 }

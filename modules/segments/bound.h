@@ -55,7 +55,9 @@ struct SegmentWork {
     int64_t rows, columns, depth;
   };
   double flops = 0, bytes = 0;  // flops: of `products`
-  double sum_bytes = 0;         // of `bytes`: what sums over columns read, in launches of their own
+  // Of `bytes`: those that move after products: what sums over columns read, in launches of their
+  // own, and what a product's curve writes or reads, as its tiles are done.
+  double later_bytes = 0;
   int64_t launches = 0;
   std::vector<Product> products;
   double Microseconds(const GpuRates& gpu) const;

@@ -282,15 +282,17 @@ TEST(BoundScheme, JoinsWhatMovesFewerBytesInFewerLaunches) {
   // The curve's output is written beside; its slope's gradient is not, which saves a launch too.
   const double inner = 4 * td;
   EXPECT_EQ(work(Direction::kForward, 8, 10).bytes, up.bytes + inner);
+  EXPECT_EQ(work(Direction::kForward, 8, 10).later_bytes, inner);
   EXPECT_EQ(work(Direction::kForward, 8, 10).launches, 1);
   const SegmentWork down = work(Direction::kBackward, 10, 11);
   EXPECT_EQ(work(Direction::kBackward, 9, 11).bytes, down.bytes + inner);
+  EXPECT_EQ(work(Direction::kBackward, 9, 11).later_bytes, down.later_bytes + inner);
   EXPECT_EQ(work(Direction::kBackward, 9, 11).launches, down.launches);
   const GpuRates& a100 = *GpuNamed("a100");
   EXPECT_NEAR(up.Microseconds(a100), up.flops / 312e6 + kLaunchMicroseconds, 1e-3);
   // Sums over columns are a launch of their own, behind the products.
   const SegmentWork back = work(Direction::kBackward, 8, 9);
-  EXPECT_EQ(back.sum_bytes, 4 * td);
+  EXPECT_EQ(back.later_bytes, 4 * td);
   EXPECT_EQ(back.launches, 3);
   EXPECT_NEAR(back.Microseconds(a100),
               back.flops / 312e6 + 4 * td / 1.8e6 + 3 * kLaunchMicroseconds, 1e-3);
