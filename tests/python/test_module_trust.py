@@ -383,3 +383,52 @@ def test_what_is_new_beside_a_parameter_on_a_daemon_is_converted_and_moved():
 def test_all_attributes_of_a_model_can_be_looked_at():
     _, there = pair()
     assert all(hasattr(there, name) for name in dir(nn.Module) if not name.startswith("__"))
+# ---- Hooks of load_state_dict.
+
+def double(module, state, prefix, *_):
+    state[prefix + "weight"] = 2 * state[prefix + "weight"]
+
+
+def double_all(module, state, prefix, *_):
+    state.update({key: 2 * value for key, value in state.items() if key.startswith(prefix)})
+
+
+def leave_out(module, state, prefix, *_):
+    del state[prefix + "weight"]
+
+
+def rename(module, state, prefix, *_):
+    state[prefix + "weight"] = state.pop(prefix + "bias").new_ones(24, 16)
+
+
+@pytest.mark.parametrize("hook", [double, double_all, leave_out, rename])
+@pytest.mark.parametrize("is_called", [False, True])
+def test_hooks_of_load_state_dict_change_what_is_loaded(hook, is_called):
+    nets = pair()
+    missing = []
+    for net in nets:
+        if is_called:
+            net(X)
+        owner = net.layers[0] if hook is double_all else net.layers[0][0]
+        owner.register_load_state_dict_pre_hook(hook)
+        state = {key: 0.5 * value for key, value in net.state_dict().items()}
+        missing.append(net.load_state_dict(state, strict=False).missing_keys)
+        net.layers[0][0].load_state_dict({"bias": torch.ones(24), "weight": torch.ones(24, 16)}, strict=False)
+    same(*nets)
+    assert missing[0] == missing[1]
+
+
+def test_what_was_loaded_before_a_hook_that_fails_is_there():
+    nets = pair()
+    for net in nets:
+        optimizer = wrapped(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        net(X)
+        state = {key: 0.5 * value for key, value in net.state_dict().items()}
+        handle = net.layers[1][3].register_load_state_dict_pre_hook(lambda *_: {}["none"])
+        with pytest.raises(KeyError):
+            net.load_state_dict(state)
+        handle.remove()
+        step(net, optimizer)
+    same(*nets)
+
+

@@ -35,7 +35,7 @@ from .parameters import GradientState, RemoteParameter, stack_of
 from .parts import Parts
 from .remote_call import uncompiled
 from .replicas import ReplicaModule, Replicas
-from .states import Copies, add_inner_hooks, add_stack_hooks, drop_inner_hooks
+from .states import Copies, Loads, add_inner_hooks, add_stack_hooks, drop_inner_hooks
 from .stepping import Sent, Stepping
 from .watch import Watch, has_hooks, refuse_around, refuse_captures, refuse_hooks
 
@@ -129,7 +129,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
         self._needs: Optional[Tuple[Variant, int, int]] = None  # what the module was registered for
         self._weights: Dict[str, Tensor] = {}  # with optimizer="server", until there is a module
         self._fetched: Dict[str, Tensor] = {}  # while a state_dict is made
-        self.copies = Copies()
+        self.copies, self.loads = Copies(), Loads()
+        self.written: collections.Counter[str] = collections.Counter()  # how often each parameter was, on the daemon
         self.owned: Dict[str, Tuple[Any, str]] = {}  # owner of each parameter that has one
         self._local = False  # under attnd.torch.local_weights
         self._sent: Dict[str, int] = {}  # with "local", digests of what the server has
@@ -285,6 +286,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
     def weights(self, names: Optional[Sequence[str]] = None) -> Dict[str, Tensor]:
         """The daemon's, by name."""
         with self._lock:
+            self.loads.end(self)
             self.copies.check()
             self.flush()
             if self._module is None:
@@ -468,6 +470,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
             raise FailedPrecondition("local_weights: expected no call of the layers in this block: they run on the daemon, "
                                      "which gets the weights at its end")
         self.copies.check()
+        self.loads.end(self)
         self.copies.let_go()
         refuse_captures()
         refuse_around()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
+from collections import Counter
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import torch
@@ -17,7 +18,7 @@ from .module import AdamW, GradientNorms, Module, ParameterStep, SGD, StepValues
 from .numbers import digest, host, own
 from .parameters import GradientState, RemoteGradient
 from .parts import Parts
-from .states import Copies
+from .states import Copies, Loads
 
 __all__ = ["Sent", "Stepping"]
 
@@ -34,6 +35,8 @@ class Stepping:
     """A part of RemoteStack, which has what is declared here."""
 
     copies: Copies
+    loads: Loads
+    written: Counter[str]
     steps: Dict[str, int]  # of each parameter
     device: torch.device  # of the last backward
     hides: bool  # the gradients
@@ -126,6 +129,8 @@ class Stepping:
             if self._lent is not None:
                 raise FailedPrecondition("local_gradients: expected no step in this block: gradients go back to the daemon "
                                          "at its end")
+            mine: Any = self
+            self.loads.end(mine)
             self.copies.check()
             if self._grads:
                 self.meet()
