@@ -204,6 +204,77 @@ SECOND = {
 @pytest.mark.parametrize("name", SECOND)
 def test_second_derivatives_are_refused_where_they_begin(name, mode):
     layer, = attnd.torch.offload(nn.ModuleList([nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 8))]),
+@MODES
+def test_a_tensor_of_inference_mode_may_be_written_after_the_call(mode):
+    seen = []
+    for net in pair(mode):
+        with torch.inference_mode():
+            x, made = torch.empty(2, 16), []
+            for number in range(3):
+                made.append(net.layers[1](net.layers[0](x.fill_(number))))
+            seen.append([one.clone() for one in made])
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-5)
+
+
+@MODES
+def test_an_input_may_be_another_tensor_after_the_call(mode):
+    here, there = pair(mode)
+    x = torch.ones(2, 16)
+    y = there.layers[0](x)
+    x.data = torch.zeros(2, 16)
+    torch.testing.assert_close(y.detach().clone(), here.layers[0](torch.ones(2, 16)).detach(), rtol=1e-5, atol=1e-5)
+
+
+WRITTEN = {
+    "step": lambda net, optimizer: optimizer.step(),
+    "load": lambda net, _: net.layers.load_state_dict({key: 2 * value for key, value in net.layers.state_dict().items()}),
+    "layer": lambda net, _: net.layers[0].load_state_dict(Net(2).layers[0].state_dict())}
+
+
+@MODES
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("of", ["parameters", "input"])
+def test_a_backward_of_weights_that_were_written_is_refused(of, name, mode):
+    for net in pair(mode):
+        optimizer = wrapped(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        h = torch.randn(2, 16, requires_grad=of == "input")
+        y = net.layers[1](net.layers[0](h))
+        y.detach().sum()
+        if name == "step":
+            net(X).sum().backward()
+        WRITTEN[name](net, optimizer)
+        net.zero_grad()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward(inputs=[h] if of == "input" else None)
+
+
+@MODES
+def test_a_backward_may_follow_a_step_of_other_layers(mode):
+    gradients = []
+    for net in pair(mode):
+        optimizer = wrapped(net, torch.optim.SGD(net.layers[0].parameters(), lr=0.5))
+        net(X).square().mean().backward()
+        h = torch.ones(2, 16, requires_grad=True)
+        y = net.layers[1](h)
+        y.detach().sum()
+        optimizer.step()
+        net.zero_grad()
+        y.square().sum().backward()
+        gradients.append(h.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
+
+
+@MODES
+def test_weights_that_change_between_two_layers_are_those_of_each_call(mode):
+    seen = []
+    for net in pair(mode):
+        state = {key: 2 * value for key, value in net.state_dict().items()}
+        h = net.layers[0](torch.ones(2, 16))
+        net.load_state_dict(state)
+        seen.append(net.layers[1](h).detach().clone())
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-5)
+
+
                                  optimizer=mode)
     with pytest.raises(attnd.Unimplemented, match="create_graph: expected False"):
         SECOND[name](layer, torch.randn(2, 8, requires_grad=True))

@@ -257,7 +257,7 @@ def _model_layer(layer: nn.Module, layers: Sequence[Described], bound: inspect.B
     call = call._replace(positions=_positions(given.get("position_ids"), call.x))
     mask, starts = given.get("attention_mask"), given.get("cu_seq_lens_q")
     if starts is not None and mask is None and call.x.shape[0] == 1:  # as DataCollatorWithFlattening packs them
-        return call._replace(cu_seqlens=starts)
+        return call._replace(cu_seqlens=starts.clone())
     return call if mask is None else _with_model_mask(call, mask, layers)
 
 
@@ -277,7 +277,7 @@ def _with_model_mask(call: StackCall, mask: Tensor, layers: Sequence[Described])
                             f"make, got {type(mask).__name__}", field="attention_mask")
     if mask.dim() == 2:
         return _with_keys(call, mask.bool()[:, None, None, :])
-    seen = mask[..., :length] if mask.dtype == torch.bool else ~_hidden("attention_mask", mask[..., :length])
+    seen = mask[..., :length].clone() if mask.dtype == torch.bool else ~_hidden("attention_mask", mask[..., :length])
     first = layers[0]
     pattern = _diagonal(length, first.windows, seen.device) if first.causal else torch.ones_like(seen[0, 0])
     keys = seen.any(-2, keepdim=True)

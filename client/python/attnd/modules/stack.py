@@ -320,6 +320,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
                 self._parts.put(self._module, {"weight": {name: host(tensor) for name, tensor in tensors.items()}},
                                 timeout=self._options.timeout)
                 self._norms = None
+            self.written.update(tensors.keys())
             self.copies.forget(tensors)
 
     # ---- Description.
@@ -469,8 +470,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
         if self._local:
             raise FailedPrecondition("local_weights: expected no call of the layers in this block: they run on the daemon, "
                                      "which gets the weights at its end")
-        self.copies.check()
         self.loads.end(self)
+        self.copies.check()
         self.copies.let_go()
         refuse_captures()
         refuse_around()
@@ -488,7 +489,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
         return self._forwards.get(forward.index) is forward.layer
 
     def begin(self, call: StackCall, with_gradient: bool) -> Tuple[Module, Any]:
-        """The module for a call, with present weights; with optimizer="local", what tells a change of them."""
+        """The module for a call, with present weights; what tells a change of them."""
         self.flush()
         if with_gradient and self._options.kept_rows == 0:
             raise ResourceExhausted("kept_rows: expected above 0 in attnd.torch.offload(..., kept_rows=) where a backward "
@@ -496,7 +497,9 @@ class RemoteStack(Stepping, Owning, nn.Module):
         if with_gradient:
             self.meet()
         module = self._ensure(call, with_gradient)
-        return module, self.send_changed(module) if not self._options.server_optimizer else ()
+        if not self._options.server_optimizer:
+            self.send_changed(module)
+        return module, self.versions()
 
     def wants_gradients(self) -> bool:
         """Whether the backward that is under way is of parameters too: not that of torch.autograd.grad(y, x)."""
@@ -554,8 +557,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
             x = layer(x[0] if isinstance(x, tuple) else x, *arguments[1:], **keywords)
         return x
 
-    def send_changed(self, module: Module) -> Tuple[Tuple[int, int], ...]:
-        """With optimizer="local": puts what has changed here. Gives what tells a change until the backward."""
+    def send_changed(self, module: Module) -> None:
+        """With optimizer="local": puts what has changed here."""
         tensors = self._tensors()
         present = {name: digest(tensor) for name, tensor in tensors.items()}
         changed = {name: host(tensors[name]) for name, bits in present.items() if self._sent.get(name) != bits}
@@ -565,10 +568,12 @@ class RemoteStack(Stepping, Owning, nn.Module):
                 module.discard(timeout=self._options.timeout)
             self._parts.put(module, {"weight": changed}, timeout=self._options.timeout)
             self._sent = present
-        return self.versions()
 
-    def versions(self) -> Tuple[Tuple[int, int], ...]:
-        return tuple((tensor.data_ptr(), tensor._version) for tensor in self._tensors().values())
+    def versions(self) -> Dict[str, Any]:
+        """Tells a change of each parameter since another call of this."""
+        if self._options.server_optimizer:
+            return dict(self.written)
+        return {name: (tensor.data_ptr(), tensor._version) for name, tensor in self._tensors().items()}
 
     def gradients(self, module: Module, names: Sequence[str], power: float) -> Dict[str, Tensor]:
         """With optimizer="local": of these parameters, since the backward that has just been, whose dy was multiplied by

@@ -219,6 +219,7 @@ class Stepping:
         assert self._module is not None
         self._module.step_parameters(sent.values, sent.entries, timeout=self._options.timeout)
         moved = isinstance(self._module.registration.optimizer, AdamW)
+        self.written.update(sent.staged.keys())
         for name, (of, _) in sent.staged.items():
             if not self.steps.get(name):
                 (self._maxed.add if of.amsgrad else self._maxed.discard)(name)
