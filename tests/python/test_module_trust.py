@@ -486,6 +486,72 @@ def test_hooks_of_load_state_dict_change_what_is_loaded(hook, is_called):
         missing.append(net.load_state_dict(state, strict=False).missing_keys)
         net.layers[0][0].load_state_dict({"bias": torch.ones(24), "weight": torch.ones(24, 16)}, strict=False)
     same(*nets)
+# ---- Parameters.
+
+def test_a_parameter_that_was_swapped_away_is_nobodys():
+    _, there = pair()
+    there(X)
+    other = nn.Parameter(torch.ones(24, 16))
+    torch.utils.swap_tensors(there.layers[0][0].weight, other)
+    there(X)
+    with pytest.raises(attnd.Unimplemented, match="in whose place there is another"):
+        attnd.torch.fetch(other)
+    there(X).sum().backward()
+    assert other.grad is None and there.layers[0][0].weight.grad is not None
+
+
+TIES = {
+    "data": lambda net: setattr(net.layers[1][0].weight, "data", net.layers[0][0].weight.data),
+    "parameter": lambda net: setattr(net.layers[1][0], "weight", nn.Parameter(net.layers[0][0].weight)),
+    "transposed": lambda net: setattr(net.head, "weight", nn.Parameter(net.layers[0][0].weight.detach().T)),
+    "buffer": lambda net: net.register_buffer("seen", net.layers[0][0].weight.detach())}
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_memory_that_is_shared_with_another_tensor_is_refused(name):
+    net = Net(2)
+    TIES[name](net)
+    with pytest.raises(TypeError, match="or has its memory"):
+        attnd.torch.offload(net.layers)
+    attnd.torch.offload(net.layers, optimizer="local")
+
+
+def test_parameters_may_lie_side_by_side_in_memory():
+    here, there = Net(2), Net(2)
+    there.load_state_dict(here.state_dict())
+    lined = torch.cat([parameter.detach().reshape(-1) for parameter in there.parameters()])
+    torch.nn.utils.vector_to_parameters(lined, there.parameters())
+    there.layers = attnd.torch.offload(there.layers)
+    torch.testing.assert_close(there(X), here(X), rtol=1e-5, atol=1e-5)
+
+
+def test_a_refused_parameter_is_not_sent():
+    here, there = pair()
+    there(X)
+    outside = nn.Linear(16, 24)
+    held = weakref.ref(outside.weight)  # so that it cannot be changed in place
+    old = there.layers[0][0].weight
+    there.layers[0][0].weight = outside.weight
+    with pytest.raises(TypeError, match="layers share nothing with others"):
+        there(X)
+    there.layers[0][0].weight = old
+    torch.testing.assert_close(there(X), here(X), rtol=1e-5, atol=1e-5)
+    assert held() is outside.weight
+
+
+def test_what_is_new_beside_a_parameter_on_a_daemon_is_converted_and_moved():
+    net = Net(2).bfloat16()
+    net.layers = attnd.torch.offload(net.layers, max_rows=64)
+    net(X.bfloat16())
+    net.layers[0][0].bias = nn.Parameter(torch.zeros(24))
+    net.to(torch.bfloat16)
+    assert net.layers[0][0].bias.dtype == torch.bfloat16
+    assert net(X.bfloat16()).dtype == torch.bfloat16
+
+
+def test_all_attributes_of_a_model_can_be_looked_at():
+    _, there = pair()
+    assert all(hasattr(there, name) for name in dir(nn.Module) if not name.startswith("__"))
     assert missing[0] == missing[1]
 
 
