@@ -10,6 +10,8 @@ from module_actions import Net  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from torch.utils.module_tracker import ModuleTracker  # noqa: E402
 
@@ -122,6 +124,28 @@ def test_counting_operations_is_refused_and_tracking_modules_is_not(mode):
     torch.testing.assert_close(y, here(X), rtol=1e-5, atol=1e-5)
 
 
+class Twice(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        made = function(*arguments, **(keywords or {}))
+        return made * 2 if function is torch.ops.aten.gelu.default else made
+
+
+class TwiceToo(TorchFunctionMode):
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        made = function(*arguments, **(keywords or {}))
+        return made * 2 if function is nn.functional.gelu else made
+
+
+@MODES
+@pytest.mark.parametrize("kind", [Twice, TwiceToo])
+def test_modes_of_ones_own_are_refused_and_pytorchs_are_not(kind, mode):
+    here, there = pair(mode)
+    with kind(), pytest.raises(attnd.Unimplemented, match=f"{kind.__name__}: expected no mode"):
+        there(X)
+    with torch.device("cpu"), torch.autograd.graph.allow_mutation_on_saved_tensors():
+        torch.testing.assert_close(there(X), here(X), rtol=1e-5, atol=1e-5)
+
+
 def test_a_hint_that_the_mask_is_causal_has_to_be_true():
     layer = nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True)
     there = attnd.torch.offload(nn.ModuleList([layer]))
@@ -180,30 +204,6 @@ def test_an_input_in_numpys_memory_may_be_written_after_the_call(mode):
         torch.testing.assert_close(y.clone(), here.layers[0](torch.ones(2, 16)), rtol=1e-5, atol=1e-5)
 
 
-def test_an_output_keeps_its_shape():
-    _, there = pair()
-    with torch.no_grad(), pytest.raises(attnd.Unimplemented, match=r"transpose_: expected x = x.transpose\(...\)"):
-        there.layers[0](torch.ones(2, 3, 16)).transpose_(0, 1)
-
-
-# ---- Derivatives.
-
-def penalty(layer, x):
-    gradient, = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
-    (gradient.norm(dim=1) - 1).square().mean().backward()
-
-
-SECOND = {
-    "penalty": penalty,
-    "hessian": lambda layer, x: torch.autograd.functional.hessian(lambda x: layer(x).square().sum(), x),
-    "jvp": lambda layer, x: torch.autograd.functional.jvp(layer, x, torch.ones_like(x)),
-    "create_graph": lambda layer, x: layer(x).square().sum().backward(create_graph=True)}
-
-
-@MODES
-@pytest.mark.parametrize("name", SECOND)
-def test_second_derivatives_are_refused_where_they_begin(name, mode):
-    layer, = attnd.torch.offload(nn.ModuleList([nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 8))]),
 @MODES
 def test_a_tensor_of_inference_mode_may_be_written_after_the_call(mode):
     seen = []
@@ -275,6 +275,30 @@ def test_weights_that_change_between_two_layers_are_those_of_each_call(mode):
     torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-5)
 
 
+def test_an_output_keeps_its_shape():
+    _, there = pair()
+    with torch.no_grad(), pytest.raises(attnd.Unimplemented, match=r"transpose_: expected x = x.transpose\(...\)"):
+        there.layers[0](torch.ones(2, 3, 16)).transpose_(0, 1)
+
+
+# ---- Derivatives.
+
+def penalty(layer, x):
+    gradient, = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+    (gradient.norm(dim=1) - 1).square().mean().backward()
+
+
+SECOND = {
+    "penalty": penalty,
+    "hessian": lambda layer, x: torch.autograd.functional.hessian(lambda x: layer(x).square().sum(), x),
+    "jvp": lambda layer, x: torch.autograd.functional.jvp(layer, x, torch.ones_like(x)),
+    "create_graph": lambda layer, x: layer(x).square().sum().backward(create_graph=True)}
+
+
+@MODES
+@pytest.mark.parametrize("name", SECOND)
+def test_second_derivatives_are_refused_where_they_begin(name, mode):
+    layer, = attnd.torch.offload(nn.ModuleList([nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 8))]),
                                  optimizer=mode)
     with pytest.raises(attnd.Unimplemented, match="create_graph: expected False"):
         SECOND[name](layer, torch.randn(2, 8, requires_grad=True))
@@ -413,47 +437,6 @@ def test_what_an_optimizer_has_on_a_daemon_is_refused_by_name(name):
     same(*nets)
 
 
-# ---- Parameters.
-
-def test_a_parameter_that_was_swapped_away_is_nobodys():
-    _, there = pair()
-    there(X)
-    other = nn.Parameter(torch.ones(24, 16))
-    torch.utils.swap_tensors(there.layers[0][0].weight, other)
-    there(X)
-    with pytest.raises(attnd.Unimplemented, match="in whose place there is another"):
-        attnd.torch.fetch(other)
-    there(X).sum().backward()
-    assert other.grad is None and there.layers[0][0].weight.grad is not None
-
-
-def test_a_refused_parameter_is_not_sent():
-    here, there = pair()
-    there(X)
-    outside = nn.Linear(16, 24)
-    held = weakref.ref(outside.weight)  # so that it cannot be changed in place
-    old = there.layers[0][0].weight
-    there.layers[0][0].weight = outside.weight
-    with pytest.raises(TypeError, match="layers share nothing with others"):
-        there(X)
-    there.layers[0][0].weight = old
-    torch.testing.assert_close(there(X), here(X), rtol=1e-5, atol=1e-5)
-    assert held() is outside.weight
-
-
-def test_what_is_new_beside_a_parameter_on_a_daemon_is_converted_and_moved():
-    net = Net(2).bfloat16()
-    net.layers = attnd.torch.offload(net.layers, max_rows=64)
-    net(X.bfloat16())
-    net.layers[0][0].bias = nn.Parameter(torch.zeros(24))
-    net.to(torch.bfloat16)
-    assert net.layers[0][0].bias.dtype == torch.bfloat16
-    assert net(X.bfloat16()).dtype == torch.bfloat16
-
-
-def test_all_attributes_of_a_model_can_be_looked_at():
-    _, there = pair()
-    assert all(hasattr(there, name) for name in dir(nn.Module) if not name.startswith("__"))
 # ---- Hooks of load_state_dict.
 
 def double(module, state, prefix, *_):
@@ -486,6 +469,23 @@ def test_hooks_of_load_state_dict_change_what_is_loaded(hook, is_called):
         missing.append(net.load_state_dict(state, strict=False).missing_keys)
         net.layers[0][0].load_state_dict({"bias": torch.ones(24), "weight": torch.ones(24, 16)}, strict=False)
     same(*nets)
+    assert missing[0] == missing[1]
+
+
+def test_what_was_loaded_before_a_hook_that_fails_is_there():
+    nets = pair()
+    for net in nets:
+        optimizer = wrapped(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        net(X)
+        state = {key: 0.5 * value for key, value in net.state_dict().items()}
+        handle = net.layers[1][3].register_load_state_dict_pre_hook(lambda *_: {}["none"])
+        with pytest.raises(KeyError):
+            net.load_state_dict(state)
+        handle.remove()
+        step(net, optimizer)
+    same(*nets)
+
+
 # ---- Parameters.
 
 def test_a_parameter_that_was_swapped_away_is_nobodys():
@@ -552,20 +552,3 @@ def test_what_is_new_beside_a_parameter_on_a_daemon_is_converted_and_moved():
 def test_all_attributes_of_a_model_can_be_looked_at():
     _, there = pair()
     assert all(hasattr(there, name) for name in dir(nn.Module) if not name.startswith("__"))
-    assert missing[0] == missing[1]
-
-
-def test_what_was_loaded_before_a_hook_that_fails_is_there():
-    nets = pair()
-    for net in nets:
-        optimizer = wrapped(net, torch.optim.SGD(net.parameters(), lr=0.1))
-        net(X)
-        state = {key: 0.5 * value for key, value in net.state_dict().items()}
-        handle = net.layers[1][3].register_load_state_dict_pre_hook(lambda *_: {}["none"])
-        with pytest.raises(KeyError):
-            net.load_state_dict(state)
-        handle.remove()
-        step(net, optimizer)
-    same(*nets)
-
-
