@@ -62,6 +62,20 @@ def test_masks_of_the_memory_that_no_lengths_say_raise(field):
         there(torch.randn(2, 6, 16), torch.randn(2, 4, 16), **REFUSED[field])
 
 
+HIDDEN = torch.rand(20, 20, generator=torch.Generator().manual_seed(3)) < 0.4
+
+
+@pytest.mark.parametrize("options", [
+    {"src_mask": (HIDDEN & ~torch.eye(20, dtype=torch.bool)).T},
+    {"src_mask": torch.zeros(20, 20).masked_fill(HIDDEN & ~torch.eye(20, dtype=torch.bool), -torch.inf).T},
+    {"src_key_padding_mask": HIDDEN[:, :3].T}], ids=["bool", "float", "padding"])
+def test_masks_that_were_transposed_agree_with_pytorch(options):
+    here = nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True)
+    there = attnd.torch.offload(nn.ModuleList([copy.deepcopy(here)]))
+    x = torch.randn(3, 20, 16)
+    torch.testing.assert_close(there[0](x, **options), here(x, **options), rtol=1e-4, atol=1e-5)
+
+
 WRONG = {
     "padding of another order": ({"src_key_padding_mask": torch.zeros(5, 3, dtype=torch.bool)}, r"expected shape \(3, 5\)"),
     "padding of one": ({"src_key_padding_mask": torch.zeros(1, 5, dtype=torch.bool)}, r"expected shape \(3, 5\)"),

@@ -501,7 +501,7 @@ class Module:
         if mask is not None:
             if mask.ndim != 4 or mask.dtype != np.bool_:
                 raise wrong("mask", "a bool array of 4 dimensions", f"{mask.dtype} of shape {mask.shape}")
-            bits = np.packbits(mask, axis=-1, bitorder="little")
+            bits = _arrays.packed_bits(mask)
             rows += wire.message(4, wire.numbers(1, mask.shape))
         if positions is not None:
             rows += wire.numbers(5, positions)
