@@ -57,6 +57,15 @@ def test_a_piece_that_stands_twice_in_a_sequential_counts_twice(mode):
     torch.testing.assert_close(there[0](x), here[0](x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("first", [nn.ReLU(inplace=True), nn.SiLU(inplace=True), nn.Dropout(0.1, inplace=True),
+                                   nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))], ids=lambda one: type(one).__name__)
+@MODES
+def test_a_piece_that_would_write_the_layers_input_is_refused(first, mode):
+    with pytest.raises(TypeError, match="would write into the layer's input"):
+        attnd.torch.offload(nn.ModuleList([nn.Sequential(first, nn.Linear(16, 16))]), optimizer=mode)
+    attnd.torch.offload(nn.ModuleList([nn.Sequential(nn.Linear(16, 16), first)]), optimizer=mode)
+
+
 def test_a_slice_of_a_sequential_is_called_as_one():
     here, there = pair(is_sequential=True)
     x = torch.randn(3, 16)

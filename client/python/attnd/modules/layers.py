@@ -233,6 +233,9 @@ def _sequential(make: Maker, module: nn.Module, variant: Variant) -> Described:
         if width and inner and inner != width:
             refuse(module, f"{dotted or 'it'} takes {inner} columns, and gets {width}")
         first, width = first or inner, outer or width
+        if value == 0 and getattr(piece, "inplace", False):
+            refuse(piece, f"{dotted or 'it'} would write into the layer's input, which its caller has too: expected "
+                          "inplace=False")
         value = _piece(make.within(name), piece, value)
     if value == 0 or first != width:
         refuse(module, f"a layer's output has its input's columns, {first}; got {width}")
