@@ -509,6 +509,47 @@ def test_a_parameter_that_was_swapped_away_is_nobodys():
     assert other.grad is None and there.layers[0][0].weight.grad is not None
 
 
+def parameters_of(net, held=None):
+    """Under local_weights, where they are on a daemon. held: gets what in C++ has them."""
+    if type(net.layers) is nn.ModuleList:
+        return list(net.parameters())
+    with attnd.torch.local_weights(net):
+        made = list(net.parameters())
+        held is None or held.extend(parameter.expand_as(parameter).grad_fn for parameter in made)
+        return made
+
+
+def test_parameters_of_local_weights_are_the_daemons_after_it():
+    nets, norms = pair(), []
+    for net in nets:
+        parameters = parameters_of(net)
+        optimizer = wrapped(net, torch.optim.SGD(parameters, lr=0.5))
+        for _ in range(2):
+            optimizer.zero_grad()
+            net(X).square().mean().backward()
+            norms.append(nn.utils.clip_grad_norm_(parameters, 0.1))
+            optimizer.step()
+        parameters[4].requires_grad_(False)
+        parameters[5].requires_grad = False
+        step(net, optimizer)
+    same(*nets)
+    torch.testing.assert_close(norms[2:], norms[:2])
+    with pytest.raises(attnd.Unimplemented, match="mul_: 0.0.weight is on a daemon"), torch.no_grad():
+        parameters[4].mul_(2)
+
+
+@pytest.mark.parametrize("held", [None, []], ids=["free", "held"])
+def test_an_optimizer_made_under_local_weights_is_wrapped_or_refused(held):
+    nets = here, there = pair()
+    optimizers = [torch.optim.SGD(parameters_of(net, held), lr=0.5) for net in nets]
+    with pytest.raises(TypeError, match="expected attnd.torch.optimizer"):
+        step(there, optimizers[1])
+    for net, optimizer in zip(nets, optimizers):
+        net.zero_grad()
+        step(net, wrapped(net, optimizer))
+    same(here, there)
+
+
 TIES = {
     "data": lambda net: setattr(net.layers[1][0].weight, "data", net.layers[0][0].weight.data),
     "parameter": lambda net: setattr(net.layers[1][0], "weight", nn.Parameter(net.layers[0][0].weight)),

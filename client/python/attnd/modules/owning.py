@@ -17,7 +17,7 @@ from .module import Module
 from .numbers import own
 from .parameters import GradientState, RemoteParameter, stack_of
 
-__all__ = ["Owning", "optimizers", "replaced", "take_new"]
+__all__ = ["Owning", "become", "optimizers", "replaced", "take_new"]
 
 # Parameters that offload could not change in place (weak references hold them), and where their stacks have them.
 replaced: Any = torch.utils.weak.WeakIdKeyDictionary()
@@ -148,6 +148,17 @@ class Owning:
         if optimizer is not None and self.steps.get(name):
             optimizer.take_back(old, self.steps[name], {kind: tensors[name] for kind, tensors in moments.items()
                                                         if name in tensors})
+
+
+def become(parameter: nn.Parameter, remote: RemoteParameter) -> None:
+    """Whoever has the parameter, as an optimizer that was made with it, has the daemon's from now on."""
+    other = RemoteParameter(torch.empty(remote.shape, dtype=remote.dtype, device="meta"), remote.requires_grad)
+    other.owner = remote.owner
+    swap: Any = torch.utils.swap_tensors
+    try:
+        swap(parameter, other)
+    except RuntimeError:  # see _held
+        replaced[parameter] = weakref.ref(remote)
 
 
 def take_new(parameters: Iterable[Any]) -> None:

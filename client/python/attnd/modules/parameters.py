@@ -89,8 +89,8 @@ class _Numbers:
         self: Any = arguments[0] if arguments and isinstance(arguments[0], _Numbers) else None
         if self is not None:
             if name == "requires_grad" and how == "set":
-                _touched(self)
-                return _plain(function, arguments, keywords)
+                _plain(function, arguments, keywords)
+                return _touched(self)
             if name == "grad":
                 return _plain(function, arguments, keywords)
             if name == "detach" or (name == "data" and how == "get"):
@@ -118,6 +118,9 @@ class _Numbers:
 def _touched(self: Any) -> None:
     found = stack_of(self)
     if found is not None:
+        own = found[0]._cached.get(found[1])
+        if isinstance(self, RemoteParameter) and isinstance(own, RemoteParameter) and own is not self:  # of local_weights
+            _plain(Tensor.requires_grad_, (own, self.requires_grad), None)
         found[0].touch()
 
 
