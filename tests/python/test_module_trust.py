@@ -1,5 +1,7 @@
 """PyTorch's own tools do to offloaded layers what they do to others, or are refused by an error that names the remedy."""
 import copy
+import multiprocessing
+import threading
 import weakref
 
 import numpy as np
@@ -282,6 +284,28 @@ def test_weights_that_change_between_two_layers_are_those_of_each_call(mode):
         net.load_state_dict(state)
         seen.append(net.layers[1](h).detach().clone())
     torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_that_forked_is_told_so():
+    net = Net(2)
+    net.layers = attnd.torch.offload(net.layers, micro_batches=2)
+    barrier = threading.Barrier(3)
+    for waiting in net.layers.line.add([barrier.wait] * 3):  # there are as many threads as there can be, and all wait
+        waiting.result()
+    net(X)
+    here, there = multiprocessing.Pipe()
+
+    def call():
+        with pytest.raises(attnd.InvalidArgument, match="registered in this process"):
+            net(X)
+        there.send("refused")
+    child = multiprocessing.get_context("fork").Process(target=call)
+    child.start()
+    is_told = here.poll(60)
+    child.kill()
+    child.join()
+    assert is_told and here.recv() == "refused"
 
 
 def test_an_output_keeps_its_shape():

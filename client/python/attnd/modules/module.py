@@ -433,9 +433,12 @@ class Module:
 
     # ---- One call.
 
-    def _run(self, name: str, *arguments: Any, timeout: Optional[float] = None) -> Call:
+    def check_process(self) -> None:
         if not self._native.alive():
             raise wrong("module", "one that was registered in this process", "one of the process that forked")
+
+    def _run(self, name: str, *arguments: Any, timeout: Optional[float] = None) -> Call:
+        self.check_process()
         call = Call(self._native.library, CallOptions(timeout))
         self._explained(call, getattr(self._native.library, name), self._native.pointer, *arguments, timeout=timeout)
         return call

@@ -497,6 +497,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
         if with_gradient:
             self.meet()
         module = self._ensure(call, with_gradient)
+        module.check_process()  # before it waits for threads that a fork has not
         if not self._options.server_optimizer:
             self.send_changed(module)
         return module, self.versions()
