@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..errors import Unimplemented, wrong
 from .layers import Described
 
-__all__ = ["StackCall", "adapt"]
+__all__ = ["StackCall", "adapt", "check_rotary"]
 
 
 class StackCall(NamedTuple):
@@ -267,11 +267,35 @@ def _model_layer(layer: nn.Module, layers: Sequence[Described], bound: inspect.B
             raise Unimplemented(f"{name}: expected None: a remote stack keeps no keys and values; call the model, or its "
                                 "generate(), with use_cache=False", field=name)
     call = StackCall(given["hidden_states"], causal=layers[0].causal)
+    check_rotary(layers[0], call.x, given.get("position_ids"), given.get("position_embeddings"))
     call = call._replace(positions=_positions(given.get("position_ids"), call.x))
     mask, starts = given.get("attention_mask"), given.get("cu_seq_lens_q")
     if starts is not None and mask is None and call.x.shape[0] == 1:  # as DataCollatorWithFlattening packs them
         return call._replace(cu_seqlens=starts.clone())
     return call if mask is None else _with_model_mask(call, mask, layers)
+
+
+def check_rotary(layer: Described, x: Tensor, ids: Optional[Tensor], embeddings: Any) -> None:
+    """Whether a model's rotary embeddings are those that the daemon makes: of the layer's configuration, at the positions.
+    A model of 16 bits may have rounded its frequencies."""
+    rotary = layer.rotary
+    if rotary is None or embeddings is None:
+        return
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        at = torch.arange(x.shape[1], device=x.device)[None] if ids is None else ids
+        exact = torch.tensor(rotary.inverse_frequency, device=at.device)
+        factor, near = rotary.attention_factor, 1e-3 if embeddings[0].dtype == torch.float32 else 2e-2
+
+        def fits(frequencies: Tensor) -> bool:
+            half = at[..., None].float() * frequencies
+            angles = torch.cat([half, half], -1)
+            return all(given.shape[-2:] == angles.shape[-2:] and bool(
+                (given.float() - curve(angles) * factor).abs().max() < near)
+                for given, curve in zip(embeddings, (torch.cos, torch.sin)))
+        if not fits(exact) and not fits(exact.to(embeddings[0].dtype).float()):
+            raise Unimplemented("position_embeddings: expected those of the layers' configuration at position_ids, which "
+                                "the daemon makes by itself, got others: set rope_parameters of the configuration before "
+                                "attnd.torch.offload, and give position_ids beside them", field="position_embeddings")
 
 
 def _positions(ids: Optional[Tensor], x: Tensor) -> Optional[List[int]]:

@@ -23,7 +23,7 @@ from .micro_batches import CutRun, Flow, whole
 from .module import Module
 from .remote_call import LayerCall, Part, Run, uncompiled
 
-__all__ = ["LayerForward", "advance", "call_layers"]
+__all__ = ["LayerForward", "advance", "call_layers", "input_of", "same"]
 
 RemoteStack = Any  # stack.RemoteStack
 
@@ -198,7 +198,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and not isinstance(one, Tensor) and bool(one == other)
 
 
-def _input_of(kind: str, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Any:
+def input_of(kind: str, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Any:
     return arguments[0] if arguments else keywords.get(_X.get(kind, "hidden_states"))
 
 
@@ -230,7 +230,7 @@ def _extends(stack: RemoteStack, index: int, x: Any, arguments: Tuple[Any, ...],
         return False
     if not stack._options.server_optimizer and chain.versions != stack.versions():
         return False  # weights here have changed since it began; those on a daemon change once it is computed
-    first = _input_of(stack.kind, chain.arguments, chain.keywords)
+    first = input_of(stack.kind, chain.arguments, chain.keywords)
     given = tuple(first if value is x else value for value in arguments)
     named = {name: first if value is x else value for name, value in keywords.items()}
     if len(given) != len(chain.arguments) or set(named) != set(chain.keywords):
@@ -247,7 +247,7 @@ def advance(forward: LayerForward, stack: RemoteStack, arguments: Tuple[Any, ...
         if not stack.has(forward):
             raise FailedPrecondition("layer: expected a layer of an offloaded stack, got one that another has replaced "
                                      "there: call the stack's own")
-        x = _input_of(stack.kind, arguments, keywords)
+        x = input_of(stack.kind, arguments, keywords)
         before: Optional[Pending] = x._pending if isinstance(x, Deferred) and x._pending.part.stack is stack else None
         follows = before is not None and before.part.layers[1] <= index and not before.is_used
         seed = before.seed if before is not None and follows else Seed()
@@ -265,9 +265,9 @@ def advance(forward: LayerForward, stack: RemoteStack, arguments: Tuple[Any, ...
 def call_layers(stack: RemoteStack, layers: Tuple[int, int], arguments: Tuple[Any, ...], keywords: Dict[str, Any],
                 seed: Optional[Seed] = None, is_now: bool = True) -> Any:
     """A call that extends no other."""
-    _check_input("x", _input_of(stack.kind, arguments, keywords))
+    _check_input("x", input_of(stack.kind, arguments, keywords))
     call = adapt(stack[layers[0]], stack.described[layers[0]:layers[1]], arguments, keywords)
-    x = call.x if call.is_nested else _input_of(stack.kind, arguments, keywords)
+    x = call.x if call.is_nested else input_of(stack.kind, arguments, keywords)
     if call.memory is not None:
         _check_input("memory", call.memory)
     if x.shape[-1] != stack.described[0].width:
@@ -279,7 +279,7 @@ def call_layers(stack: RemoteStack, layers: Tuple[int, int], arguments: Tuple[An
     kept = x
     if not is_now:
         arguments, keywords = tuple(map(_kept, arguments)), {name: _kept(value) for name, value in keywords.items()}
-        kept = _input_of(stack.kind, arguments, keywords)
+        kept = input_of(stack.kind, arguments, keywords)
         kept = kept if isinstance(kept, Deferred) else kept.detach()  # whatever x.data is set to
     chain = Chain(stack, layers[0], module, versions, call, arguments, keywords)
     return _call(stack, Pending(chain, layers, seed or Seed(), stack.drops(layers), None, kept, is_now), x)

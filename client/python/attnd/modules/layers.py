@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .adapters import adapted, is_adapted
-from .layout import Block, Heads
+from .layout import Block, Heads, Rotary
 from .refusal import refuse
 
 __all__ = ["Described", "Describer", "Maker", "Variant", "refuse", "torch_describer"]
@@ -37,6 +37,7 @@ class Described(NamedTuple):
     attention_scale: Tuple[float, ...] = ()
     memory_width: int = 0
     training: FrozenSet[bool] = frozenset()  # train() or eval(), of the modules that drop
+    rotary: Optional[Rotary] = None
 
 
 class Maker:

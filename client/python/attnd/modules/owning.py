@@ -150,7 +150,7 @@ class Owning:
                                                         if name in tensors})
 
 
-def become(parameter: nn.Parameter, remote: RemoteParameter) -> None:
+def become(parameter: nn.Parameter, remote: Any) -> None:
     """Whoever has the parameter, as an optimizer that was made with it, has the daemon's from now on."""
     other = RemoteParameter(torch.empty(remote.shape, dtype=remote.dtype, device="meta"), remote.requires_grad)
     other.owner = remote.owner

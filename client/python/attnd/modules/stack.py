@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from .._transfer import send
 from ..client import Client
 from ..errors import AttndError, FailedPrecondition, ResourceExhausted, Unimplemented
-from .calls import StackCall, adapt
-from .chain import LayerForward, call_layers, same
+from .calls import StackCall, adapt, check_rotary
+from .chain import LayerForward, call_layers, input_of, same
 from .describe import describe
 from .group import GroupModule, Ranks
 from .layers import Described, Variant, refuse
@@ -536,6 +536,9 @@ class RemoteStack(Stepping, Owning, nn.Module):
         """Whether the second layer means by its arguments what the first one meant by its own."""
         layers = [self.described[index] for index in indices]
         is_alike = layers[0].windows == layers[1].windows and layers[0].causal == layers[1].causal
+        turned = named.get("position_embeddings")
+        if layers[0].rotary != layers[1].rotary or turned is not first_named.get("position_embeddings"):
+            check_rotary(layers[1], input_of(self.kind, arguments, named), named.get("position_ids"), turned)
         if is_alike and all(same(first_named[name], named[name]) for name in named if name not in _IGNORED):
             return True
         if layers[0].call == "tensor":
