@@ -199,8 +199,8 @@ def _refuse_other_owners(stack: Any, here: Dict[str, nn.Parameter]) -> None:
         gc.collect()  # of modules that are gone
         found = _other_owner(stack, here)
         if found is not None:
-            raise TypeError(f"offload: {found[1]} is {found[0]} too, or has its memory, and layers share nothing with others "
-                            "on a daemon: give each its own, or leave these layers here")
+            raise TypeError(f"offload: {found[1]} is {found[0]} too, or has its memory, and layers share nothing with "
+                            "others on a daemon: give each its own, or leave these layers here")
 
 
 def _other_owner(stack: Any, here: Dict[str, nn.Parameter]) -> Optional[Tuple[str, str]]:

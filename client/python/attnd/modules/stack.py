@@ -129,8 +129,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
         self._needs: Optional[Tuple[Variant, int, int]] = None  # what the module was registered for
         self._weights: Dict[str, Tensor] = {}  # with optimizer="server", until there is a module
         self._fetched: Dict[str, Tensor] = {}  # while a state_dict is made
-        self.copies, self.loads = Copies(), Loads()
-        self.written: collections.Counter[str] = collections.Counter()  # how often each parameter was, on the daemon
+        self.copies, self.loads, self.written = Copies(), Loads(), collections.Counter()
         self.owned: Dict[str, Tuple[Any, str]] = {}  # owner of each parameter that has one
         self._local = False  # under attnd.torch.local_weights
         self._sent: Dict[str, int] = {}  # with "local", digests of what the server has
@@ -286,8 +285,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
     def weights(self, names: Optional[Sequence[str]] = None) -> Dict[str, Tensor]:
         """The daemon's, by name."""
         with self._lock:
-            self.loads.end(self)
-            self.copies.check()
+            self.check_states()
             self.flush()
             if self._module is None:
                 return {name: tensor for name, tensor in self._weights.items() if names is None or name in names}
@@ -470,8 +468,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
         if self._local:
             raise FailedPrecondition("local_weights: expected no call of the layers in this block: they run on the daemon, "
                                      "which gets the weights at its end")
-        self.loads.end(self)
-        self.copies.check()
+        self.check_states()
         self.copies.let_go()
         refuse_captures()
         refuse_around()
@@ -572,12 +569,6 @@ class RemoteStack(Stepping, Owning, nn.Module):
                 module.discard(timeout=self._options.timeout)
             self._parts.put(module, {"weight": changed}, timeout=self._options.timeout)
             self._sent = present
-
-    def versions(self) -> Dict[str, Any]:
-        """Tells a change of each parameter since another call of this."""
-        if self._options.server_optimizer:
-            return dict(self.written)
-        return {name: (tensor.data_ptr(), tensor._version) for name, tensor in self._tensors().items()}
 
     def gradients(self, module: Module, names: Sequence[str], power: float) -> Dict[str, Tensor]:
         """With optimizer="local": of these parameters, since the backward that has just been, whose dy was multiplied by

@@ -36,7 +36,7 @@ class Stepping:
 
     copies: Copies
     loads: Loads
-    written: Counter[str]
+    written: Counter[str]  # how often each parameter was, on the daemon
     steps: Dict[str, int]  # of each parameter
     device: torch.device  # of the last backward
     hides: bool  # the gradients
@@ -71,6 +71,17 @@ class Stepping:
 
     def run_pending(self) -> None:
         raise NotImplementedError
+
+    def check_states(self) -> None:
+        """Ends a load_state_dict that has failed. Raises where what state_dict() gave was written."""
+        self.loads.end(self)
+        self.copies.check()
+
+    def versions(self) -> Dict[str, Any]:
+        """Tells a change of each parameter since another call of this."""
+        if self._options.server_optimizer:
+            return dict(self.written)
+        return {name: (tensor.data_ptr(), tensor._version) for name, tensor in self._cached.items()}
 
     # ---- Optimizers.
 
@@ -129,9 +140,7 @@ class Stepping:
             if self._lent is not None:
                 raise FailedPrecondition("local_gradients: expected no step in this block: gradients go back to the daemon "
                                          "at its end")
-            mine: Any = self
-            self.loads.end(mine)
-            self.copies.check()
+            self.check_states()
             if self._grads:
                 self.meet()
             if self._staged.keys() & steps.keys():

@@ -67,9 +67,9 @@ def refuse_around() -> None:
             raise Unimplemented("FlopCounterMode: expected none around layers on a daemon, whose operations do not run here "
                                 "and would count as 0: count the model before attnd.torch.offload", field="mode")
         if of.partition(".")[0] != "torch":
-            raise Unimplemented(f"{type(mode).__name__}: expected no mode of torch.overrides or torch.utils._python_dispatch "
-                                "around layers on a daemon, whose operations it would not see: end its block before they "
-                                "are called", field="mode")
+            raise Unimplemented(f"{type(mode).__name__}: expected no mode of torch.overrides or of "
+                                "torch.utils._python_dispatch around layers on a daemon, whose operations it would not see: "
+                                "end its block before they are called", field="mode")
     keys: Any = torch._C._TorchDispatchModeKey
     is_traced = any(torch._C._get_dispatch_mode(key) is not None
                     for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
