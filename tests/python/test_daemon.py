@@ -96,6 +96,21 @@ def test_any_strides_give_the_same_bits(client, rng):
     np.testing.assert_array_equal(client.forward(*blhd, layout="blhd", causal="top_left").out, expected.swapaxes(1, 2))
 
 
+@pytest.mark.parametrize("shape", [(19, 23), (1, 19, 23), (4, 19, 23), (2, 1, 19, 23), (2, 4, 19, 23), (2, 1, 1, 23)])
+def test_a_mask_may_lie_in_memory_in_any_order(client, rng, shape):
+    q, k, v = tensors(rng)
+    mask = rng.random(shape) < 0.6
+    expected = client.forward(q, k, v, mask=mask)
+    close(expected.out, oracle.forward(q, k, v, mask=mask).out)
+    last = range(len(shape))[:-3:-1]
+    for name, given in {"fortran": np.asfortranarray(mask), "reversed": np.ascontiguousarray(mask[..., ::-1])[..., ::-1],
+                        "transposed": np.ascontiguousarray(np.swapaxes(mask, *last)).swapaxes(*last)}.items():
+        got = client.forward(q, k, v, mask=given)
+        np.testing.assert_array_equal(got.out, expected.out, name)
+        g, e = [client.backward(got.out, q, k, v, got.out, got.lse, mask=one) for one in (given, mask)]
+        np.testing.assert_array_equal(g.dk, e.dk, name)
+
+
 def test_tensors_that_fit_a_layout_are_not_copied(client, rng, monkeypatch):
     from attnd import _wire
     q, k, v = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in tensors(rng)]

@@ -62,6 +62,53 @@ def test_masks_of_the_memory_that_no_lengths_say_raise(field):
         there(torch.randn(2, 6, 16), torch.randn(2, 4, 16), **REFUSED[field])
 
 
+HIDDEN = torch.rand(20, 20, generator=torch.Generator().manual_seed(3)) < 0.4
+
+
+@pytest.mark.parametrize("options", [
+    {"src_mask": (HIDDEN & ~torch.eye(20, dtype=torch.bool)).T},
+    {"src_mask": torch.zeros(20, 20).masked_fill(HIDDEN & ~torch.eye(20, dtype=torch.bool), -torch.inf).T},
+    {"src_key_padding_mask": HIDDEN[:, :3].T}], ids=["bool", "float", "padding"])
+def test_masks_that_were_transposed_agree_with_pytorch(options):
+    here = nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True)
+    there = attnd.torch.offload(nn.ModuleList([copy.deepcopy(here)]))
+    x = torch.randn(3, 20, 16)
+    torch.testing.assert_close(there[0](x, **options), here(x, **options), rtol=1e-4, atol=1e-5)
+
+
+WRONG = {
+    "padding of another order": ({"src_key_padding_mask": torch.zeros(5, 3, dtype=torch.bool)}, r"expected shape \(3, 5\)"),
+    "padding of one": ({"src_key_padding_mask": torch.zeros(1, 5, dtype=torch.bool)}, r"expected shape \(3, 5\)"),
+    "a mask for each sequence": ({"src_mask": torch.zeros(3, 5, 5)}, r"expected shape \(5, 5\) or \(6, 5, 5\)"),
+    "four dimensions": ({"src_mask": torch.zeros(3, 1, 5, 5)}, r"expected shape \(5, 5\) or \(6, 5, 5\)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_masks_of_other_shapes_than_pytorchs_raise(name):
+    options, message = WRONG[name]
+    here = nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True)
+    there = attnd.torch.offload(nn.ModuleList([copy.deepcopy(here)]))
+    with pytest.raises(attnd.InvalidArgument, match=message):
+        there[0](torch.randn(3, 5, 16), **options)
+    with pytest.raises((RuntimeError, AssertionError)):
+        here(torch.randn(3, 5, 16), **options)
+
+
+def test_the_memory_has_as_many_sequences():
+    _, there = decoders()
+    with pytest.raises(attnd.InvalidArgument, match="^memory: expected 2 sequences"):
+        there(torch.randn(2, 6, 16), torch.randn(1, 4, 16))
+
+
+def test_a_memory_in_numpys_memory_may_be_written_after_the_call():
+    here, there = decoders()
+    x, memory = torch.randn(2, 6, 16), np.ones((2, 4, 16), np.float32)
+    y = there.layers[0](x, torch.from_numpy(memory))
+    memory[:] = 0
+    torch.testing.assert_close(y.detach().clone(), here.layers[0](x, torch.ones(2, 4, 16)).detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_nested_tensors_are_what_their_sequences_are_alone():
     layer = nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True)
     here = nn.ModuleList([layer, copy.deepcopy(layer)])

@@ -1,5 +1,7 @@
 """PyTorch's own tools do to offloaded layers what they do to others, or are refused by an error that names the remedy."""
 import copy
+import multiprocessing
+import threading
 import weakref
 
 import numpy as np
@@ -7,9 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from module_actions import Net  # noqa: E402
+from module_pairs import MODES, X, pair, same, step, wrapped  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from torch.utils.module_tracker import ModuleTracker  # noqa: E402
 
@@ -17,31 +22,6 @@ import attnd  # noqa: E402
 import attnd.torch  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("connected")
-X = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
-MODES = pytest.mark.parametrize("mode", ["server", "local"])
-
-
-def pair(mode="server", **options):
-    here = Net(2, **options)
-    there = copy.deepcopy(here)
-    there.layers = attnd.torch.offload(there.layers, optimizer=mode, max_rows=64)
-    return here, there
-
-
-def wrapped(net, optimizer):
-    """The net's optimizer, wherever its layers are."""
-    return optimizer if type(net.layers) is nn.ModuleList else attnd.torch.optimizer(optimizer)
-
-
-def step(net, optimizer, x=X):
-    optimizer.zero_grad()
-    net(x).square().mean().backward()
-    optimizer.step()
-
-
-def same(here, there):
-    for (name, one), other in zip(here.state_dict().items(), there.state_dict().values()):
-        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5, msg=lambda text: f"{name}: {text}")
 
 
 # ---- Layers.
@@ -53,6 +33,15 @@ def test_a_piece_that_stands_twice_in_a_sequential_counts_twice(mode):
     there = attnd.torch.offload(copy.deepcopy(here), optimizer=mode)
     x = torch.randn(4, 16)
     torch.testing.assert_close(there[0](x), here[0](x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("first", [nn.ReLU(inplace=True), nn.SiLU(inplace=True), nn.Dropout(0.1, inplace=True),
+                                   nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))], ids=lambda one: type(one).__name__)
+@MODES
+def test_a_piece_that_would_write_the_layers_input_is_refused(first, mode):
+    with pytest.raises(TypeError, match="would write into the layer's input"):
+        attnd.torch.offload(nn.ModuleList([nn.Sequential(first, nn.Linear(16, 16))]), optimizer=mode)
+    attnd.torch.offload(nn.ModuleList([nn.Sequential(nn.Linear(16, 16), first)]), optimizer=mode)
 
 
 def test_a_slice_of_a_sequential_is_called_as_one():
@@ -122,6 +111,28 @@ def test_counting_operations_is_refused_and_tracking_modules_is_not(mode):
     torch.testing.assert_close(y, here(X), rtol=1e-5, atol=1e-5)
 
 
+class Twice(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        made = function(*arguments, **(keywords or {}))
+        return made * 2 if function is torch.ops.aten.gelu.default else made
+
+
+class TwiceToo(TorchFunctionMode):
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        made = function(*arguments, **(keywords or {}))
+        return made * 2 if function is nn.functional.gelu else made
+
+
+@MODES
+@pytest.mark.parametrize("kind", [Twice, TwiceToo])
+def test_modes_of_ones_own_are_refused_and_pytorchs_are_not(kind, mode):
+    here, there = pair(mode)
+    with kind(), pytest.raises(attnd.Unimplemented, match=f"{kind.__name__}: expected no mode"):
+        there(X)
+    with torch.device("cpu"), torch.autograd.graph.allow_mutation_on_saved_tensors():
+        torch.testing.assert_close(there(X), here(X), rtol=1e-5, atol=1e-5)
+
+
 def test_a_hint_that_the_mask_is_causal_has_to_be_true():
     layer = nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True)
     there = attnd.torch.offload(nn.ModuleList([layer]))
@@ -178,6 +189,49 @@ def test_an_input_in_numpys_memory_may_be_written_after_the_call(mode):
         y = there.layers[0](torch.from_numpy(memory))
         memory[:] = 0
         torch.testing.assert_close(y.clone(), here.layers[0](torch.ones(2, 16)), rtol=1e-5, atol=1e-5)
+
+
+@MODES
+def test_a_tensor_of_inference_mode_may_be_written_after_the_call(mode):
+    seen = []
+    for net in pair(mode):
+        with torch.inference_mode():
+            x, made = torch.empty(2, 16), []
+            for number in range(3):
+                made.append(net.layers[1](net.layers[0](x.fill_(number))))
+            seen.append([one.clone() for one in made])
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-5)
+
+
+@MODES
+def test_an_input_may_be_another_tensor_after_the_call(mode):
+    here, there = pair(mode)
+    x = torch.ones(2, 16)
+    y = there.layers[0](x)
+    x.data = torch.zeros(2, 16)
+    torch.testing.assert_close(y.detach().clone(), here.layers[0](torch.ones(2, 16)).detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_that_forked_is_told_so():
+    net = Net(2)
+    net.layers = attnd.torch.offload(net.layers, micro_batches=2)
+    barrier = threading.Barrier(3)
+    for waiting in net.layers.line.add([barrier.wait] * 3):  # there are as many threads as there can be, and all wait
+        waiting.result()
+    net(X)
+    here, there = multiprocessing.Pipe()
+
+    def call():
+        with pytest.raises(attnd.InvalidArgument, match="registered in this process"):
+            net(X)
+        there.send("refused")
+    child = multiprocessing.get_context("fork").Process(target=call)
+    child.start()
+    is_told = here.poll(60)
+    child.kill()
+    child.join()
+    assert is_told and here.recv() == "refused"
 
 
 def test_an_output_keeps_its_shape():

@@ -444,6 +444,36 @@ def test_transformers_models_run_with_their_masks(daemon, kind):
     assert set(there.state_dict()) == set(here.state_dict())
 
 
+def turned(model, embeddings, positions):
+    """The states behind the layers, called by hand with rotary embeddings of each."""
+    state = model.get_input_embeddings()(torch.arange(9)[None])
+    for layer, given in zip(model.layers, embeddings):
+        state = layer(state, position_ids=positions, position_embeddings=given)
+    return state
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rotary_embeddings_that_the_daemon_does_not_make_are_refused(daemon, dtype):
+    transformers = pytest.importorskip("transformers")
+    import attnd.transformers
+    config = transformers.LlamaConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+                                      vocab_size=20, initializer_range=0.5)
+    here = transformers.LlamaModel(config).to(dtype)
+    there = copy.deepcopy(here)
+    attnd.transformers.offload(there, daemon.address)
+    positions = torch.arange(500, 509)[None]
+    made, others = [there.rotary_emb(torch.ones(1, 9, 16, dtype=dtype), at) for at in (positions, positions * 3)]
+    ours = turned(there, [made, made], positions).clone()
+    if dtype == torch.float32:  # a model of 16 bits has rounded its frequencies
+        torch.testing.assert_close(ours, turned(here, [made, made], positions), rtol=1e-3, atol=1e-4)
+    for given, at in (([others, others], positions), ([made, others], positions), ([made, made], None)):
+        with pytest.raises(attnd.Unimplemented, match="position_embeddings"):
+            turned(there, given, at)
+    there.rotary_emb.inv_freq.mul_(0.5)
+    with pytest.raises(attnd.Unimplemented, match="position_embeddings"):
+        there(torch.arange(9)[None])
+
+
 def test_transformers_trainer_clips_steps_and_saves_remote_layers(daemon, tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

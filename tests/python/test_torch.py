@@ -101,6 +101,15 @@ def test_bool_mask_agrees_with_pytorch_rows_without_keys_included(shape):
     check(remote.scaled_dot_product_attention(*tensors, attn_mask=mask), tensors, theirs, wide)
 
 
+@pytest.mark.parametrize("shape", [(20, 20), (2, 1, 20, 20), (2, 4, 20, 20)])
+def test_a_mask_that_was_transposed_agrees_with_pytorch(shape):
+    tensors = [make(2, 4, 20, 16) for _ in range(3)]
+    mask = (torch.rand(shape) < 0.7) | torch.eye(20, dtype=torch.bool)
+    for given in (mask.mT, mask.permute(*reversed(range(mask.dim()))).contiguous().permute(*reversed(range(mask.dim())))):
+        theirs, wide = exact(lambda q, k, v, given=given: original(q, k, v, attn_mask=given), tensors)
+        check(remote.scaled_dot_product_attention(*tensors, attn_mask=given), tensors, theirs, wide)
+
+
 def test_five_dimensional_masks_broadcast():
     tensors = [make(2, 3, 4, 5, 8), make(2, 3, 4, 6, 8), make(2, 3, 4, 6, 8)]
     for shape in ((5, 6), (1, 1, 1, 5, 6), (3, 1, 5, 6), (2, 3, 1, 5, 6), (2, 1, 4, 1, 6)):

@@ -106,6 +106,12 @@ def integers(field: str, value: object, low: int, high: int, shape: Optional[Tup
     return np.array(array, dtype=np.int32, order="C")
 
 
+def packed_bits(mask: Array) -> Array:
+    """The bits of a bool array, uint8 [..., ceil(last / 8)] in C's order: packbits itself keeps the order of the mask's
+    memory."""
+    return np.ascontiguousarray(np.packbits(mask, axis=-1, bitorder="little"))
+
+
 def host(field: str, value: object) -> Array:
     """A list, an array or a torch tensor as an array here."""
     if hasattr(value, "detach"):  # a torch tensor

@@ -80,7 +80,7 @@ def pack(problem: Problem, wire: Wire, bias_gradient: bool) -> Packed:
     structure, keep = problem.memo.get(wire.layout) or structure_of(problem, wire.layout, bias_gradient)
     if not keep and problem.mask is None and problem.bias is None:
         problem.memo[wire.layout] = structure, keep
-    mask_bits = None if problem.mask is None else np.packbits(problem.mask, axis=-1, bitorder="little")
+    mask_bits = None if problem.mask is None else _arrays.packed_bits(problem.mask)
     bias = None if problem.bias is None else np.ascontiguousarray(problem.bias.bits)
     return Packed(structure, wire.pack(problem.q.bits), wire.pack(problem.k.bits), wire.pack(problem.v.bits),
                   mask_bits, bias, keep)

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Protocol, Tu
 
 import numpy as np
 
-from .._arrays import Array
+from .._arrays import Array, packed_bits
 from .nodes import Bits, Blocks, Mask, RowIntervals, RowRuns, Window, grid_of, simplified
 from .values import Numbers, bools
 
@@ -55,7 +55,7 @@ class HostRows:
 
     def __init__(self, rows: Array) -> None:
         self.shape = cast(Tuple[int, int, int], rows.shape)
-        self.bits: Array = np.packbits(rows, axis=-1, bitorder="little")
+        self.bits: Array = packed_bits(rows)
 
     def bounds(self) -> Tuple[Array, Array, Array]:
         filled = self.bits != 0
@@ -72,8 +72,7 @@ class HostRows:
     def between(self, begin: Array, end: Array, keys: Optional[Array]) -> Array:
         key = np.arange(self.shape[2], dtype=np.int32)
         seen = (key >= begin[..., None]) & (key < end[..., None])
-        packed = np.packbits(seen if keys is None else seen & keys, axis=-1, bitorder="little")
-        return np.broadcast_to(packed, self.bits.shape)
+        return np.broadcast_to(packed_bits(seen if keys is None else seen & keys), self.bits.shape)
 
     def equals(self, mask: Any) -> bool:
         return np.array_equal(mask, self.bits)
@@ -263,7 +262,7 @@ def from_dense(dense: object) -> Mask:
         window = _window(rows, keys, row, begin, end) if most == 1 and rows == keys else None
         if window is not None:
             return window
-        packed = np.packbits(dense, axis=1, bitorder="little")
+        packed = packed_bits(dense)
         blocks = block_list([classify(packed, keys)], rows, keys)
         least = min(_wire_bytes([blocks]), packed.nbytes)
         if most * 8 * rows < least:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .._arrays import Array
+from .._arrays import Array, packed_bits
 from . import recognise
 from .nodes import Mask
 from .values import MAX_PATTERNS
@@ -74,7 +74,7 @@ def as_blocks(mask: Tensor, scores: Scores) -> Optional[Mask]:
     known, version = _known_of(mask, scores), _version(mask)
     if mask.device.type != "cpu" and known.blocks_version == version != -1:
         return known.blocks
-    bits = np.packbits(four.cpu().numpy(), axis=-1, bitorder="little")
+    bits = packed_bits(four.cpu().numpy())
     if known.bits is None or not np.array_equal(known.bits, bits):
         known.blocks, known.bits, known.blocks_version = recognise.blocks_of(bits, scores[3]), bits, version
     return known.blocks

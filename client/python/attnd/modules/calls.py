@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..errors import Unimplemented, wrong
 from .layers import Described
 
-__all__ = ["StackCall", "adapt"]
+__all__ = ["StackCall", "adapt", "check_rotary"]
 
 
 class StackCall(NamedTuple):
@@ -136,7 +136,7 @@ def _batched(x: Tensor, batch_first: bool) -> StackCall:
 
 def _encoder(layer: Any, given: Dict[str, Any]) -> StackCall:
     call = _batched(given["src"], layer.self_attn.batch_first)
-    return _masked(call, given["src_mask"], given["src_key_padding_mask"], given["is_causal"])
+    return _masked(layer.self_attn, call, given["src_mask"], given["src_key_padding_mask"], given["is_causal"])
 
 
 def _decoder(layer: Any, given: Dict[str, Any]) -> StackCall:
@@ -148,17 +148,18 @@ def _decoder(layer: Any, given: Dict[str, Any]) -> StackCall:
     if given["memory_mask"] is not None or given["memory_is_causal"]:
         raise Unimplemented("memory_mask: expected None: rows of a memory are hidden by memory_key_padding_mask alone",
                             field="memory_mask")
+    if memory.x.shape[0] != call.x.shape[0]:
+        raise wrong("memory", f"{call.x.shape[0]} sequences, as tgt has", memory.x.shape[0])
     call = call._replace(memory=memory.x)
     if given["memory_key_padding_mask"] is not None:
-        seen = _hidden("memory_key_padding_mask", given["memory_key_padding_mask"]).logical_not()
-        seen = seen.reshape(memory.x.shape[:2])
+        seen = _padding("memory_key_padding_mask", memory, given["memory_key_padding_mask"])
         lengths = seen.sum(-1)
         if not torch.equal(seen, torch.arange(seen.shape[1], device=seen.device) < lengths[:, None]):
             raise Unimplemented("memory_key_padding_mask: expected padding at the end alone: move each memory's rows to the "
                                 "front",
                                 field="memory_key_padding_mask")
         call = call._replace(memory_lengths=lengths.tolist())
-    return _masked(call, given["tgt_mask"], given["tgt_key_padding_mask"], given["tgt_is_causal"])
+    return _masked(layer.self_attn, call, given["tgt_mask"], given["tgt_key_padding_mask"], given["tgt_is_causal"])
 
 
 def _attention(layer: Any, given: Dict[str, Any]) -> StackCall:
@@ -168,19 +169,31 @@ def _attention(layer: Any, given: Dict[str, Any]) -> StackCall:
     if given["need_weights"]:
         raise TypeError("need_weights: expected False, since the weights do not exist on the server")
     call = _batched(given["query"], layer.batch_first)._replace(as_tuple=True)
-    return _masked(call, given["attn_mask"], given["key_padding_mask"], given["is_causal"])
+    return _masked(layer, call, given["attn_mask"], given["key_padding_mask"], given["is_causal"])
 
 
-def _masked(call: StackCall, mask: Optional[Tensor], padding: Optional[Tensor], is_causal: bool) -> StackCall:
+def _padding(name: str, call: StackCall, padding: Tensor) -> Tensor:
+    """[batch, length] of a padding mask: True where there is a row."""
+    shape = tuple(call.x.shape[1:2] if call.unbatched else call.x.shape[:2])
+    if padding.shape != shape:  # one of another order would be taken for it
+        raise wrong(name, f"shape {shape}", tuple(padding.shape))
+    return _hidden(name, padding).logical_not().reshape(call.x.shape[:2])
+
+
+def _masked(attention: Any, call: StackCall, mask: Optional[Tensor], padding: Optional[Tensor], is_causal: bool
+            ) -> StackCall:
     """torch.nn's masks: True, or −inf, is what a row must not see."""
     if call.nested:
         return _nested_masked(call, mask, padding, is_causal)
     batch, length = call.x.shape[:2]
-    keys = None if padding is None else _hidden("key_padding_mask", padding).logical_not().reshape(batch, 1, 1, length)
+    keys = None if padding is None else _padding("key_padding_mask", call, padding)[:, None, None]
     if mask is None and is_causal:
         raise wrong("is_causal", "False, or the mask beside it, as PyTorch has it", True)
     if mask is None:
         return _with_keys(call, keys)
+    per_head = (batch * attention.num_heads, length, length)
+    if mask.shape not in ((length, length), per_head):
+        raise wrong("mask", f"shape {(length, length)} or {per_head}", tuple(mask.shape))
     seen = _hidden("mask", mask).logical_not()
     if seen.shape == (length, length) and torch.equal(seen, _diagonal(length, None, seen.device)):
         return _with_keys(call._replace(causal=True), keys)
@@ -254,11 +267,35 @@ def _model_layer(layer: nn.Module, layers: Sequence[Described], bound: inspect.B
             raise Unimplemented(f"{name}: expected None: a remote stack keeps no keys and values; call the model, or its "
                                 "generate(), with use_cache=False", field=name)
     call = StackCall(given["hidden_states"], causal=layers[0].causal)
+    check_rotary(layers[0], call.x, given.get("position_ids"), given.get("position_embeddings"))
     call = call._replace(positions=_positions(given.get("position_ids"), call.x))
     mask, starts = given.get("attention_mask"), given.get("cu_seq_lens_q")
     if starts is not None and mask is None and call.x.shape[0] == 1:  # as DataCollatorWithFlattening packs them
-        return call._replace(cu_seqlens=starts)
+        return call._replace(cu_seqlens=starts.clone())
     return call if mask is None else _with_model_mask(call, mask, layers)
+
+
+def check_rotary(layer: Described, x: Tensor, ids: Optional[Tensor], embeddings: Any) -> None:
+    """Whether a model's rotary embeddings are those that the daemon makes: of the layer's configuration, at the positions.
+    A model of 16 bits may have rounded its frequencies."""
+    rotary = layer.rotary
+    if rotary is None or embeddings is None:
+        return
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        at = torch.arange(x.shape[1], device=x.device)[None] if ids is None else ids
+        exact = torch.tensor(rotary.inverse_frequency, device=at.device)
+        factor, near = rotary.attention_factor, 1e-3 if embeddings[0].dtype == torch.float32 else 2e-2
+
+        def fits(frequencies: Tensor) -> bool:
+            half = at[..., None].float() * frequencies
+            angles = torch.cat([half, half], -1)
+            return all(given.shape[-2:] == angles.shape[-2:] and bool(
+                (given.float() - curve(angles) * factor).abs().max() < near)
+                for given, curve in zip(embeddings, (torch.cos, torch.sin)))
+        if not fits(exact) and not fits(exact.to(embeddings[0].dtype).float()):
+            raise Unimplemented("position_embeddings: expected those of the layers' configuration at position_ids, which "
+                                "the daemon makes by itself, got others: set rope_parameters of the configuration before "
+                                "attnd.torch.offload, and give position_ids beside them", field="position_embeddings")
 
 
 def _positions(ids: Optional[Tensor], x: Tensor) -> Optional[List[int]]:
@@ -277,7 +314,7 @@ def _with_model_mask(call: StackCall, mask: Tensor, layers: Sequence[Described])
                             f"make, got {type(mask).__name__}", field="attention_mask")
     if mask.dim() == 2:
         return _with_keys(call, mask.bool()[:, None, None, :])
-    seen = mask[..., :length] if mask.dtype == torch.bool else ~_hidden("attention_mask", mask[..., :length])
+    seen = mask[..., :length].clone() if mask.dtype == torch.bool else ~_hidden("attention_mask", mask[..., :length])
     first = layers[0]
     pattern = _diagonal(length, first.windows, seen.device) if first.causal else torch.ones_like(seen[0, 0])
     keys = seen.any(-2, keepdim=True)

@@ -18,12 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import FailedPrecondition, wrong, wrong_type
 from .calls import StackCall, adapt
-from .deferred import Deferred
+from .deferred import Deferred, Lazy
 from .micro_batches import CutRun, Flow, whole
 from .module import Module
 from .remote_call import LayerCall, Part, Run, uncompiled
 
-__all__ = ["LayerForward", "advance", "call_layers"]
+__all__ = ["LayerForward", "advance", "call_layers", "input_of", "same"]
 
 RemoteStack = Any  # stack.RemoteStack
 
@@ -53,6 +53,8 @@ class Chain:
         self.arguments, self.keywords = arguments, keywords
         self.grad_enabled = torch.is_grad_enabled()
         self.read = _versions(arguments, keywords)
+        memory = _kept(call.memory)
+        self.memory = memory if memory is None or isinstance(memory, Lazy) else memory.detach()
 
 
 class Pending:
@@ -125,8 +127,9 @@ def _run(calls: List[Pending]) -> Union[Flow, Tensor]:
         raise FailedPrecondition("layers: expected inputs as they were in the call, got one that was changed in place "
                                  "before its output was looked at; change a copy of it")
     x: Any = first.x if first.before is None else first.before.value
-    is_cut = len(chain.call.split(stack._options.micro_batches)) > 1
-    run = (CutRun if is_cut else Run)(stack, chain.module, chain.versions, chain.call,
+    call = chain.call._replace(memory=chain.memory)
+    is_cut = len(call.split(stack._options.micro_batches)) > 1
+    run = (CutRun if is_cut else Run)(stack, chain.module, chain.versions, call,
                                       (first.part.layers[0], last.part.layers[1]))
     drops = any(one.drops for one in calls)
     given = x._pending.compute() if isinstance(x, Deferred) else x
@@ -195,7 +198,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and not isinstance(one, Tensor) and bool(one == other)
 
 
-def _input_of(kind: str, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Any:
+def input_of(kind: str, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Any:
     return arguments[0] if arguments else keywords.get(_X.get(kind, "hidden_states"))
 
 
@@ -225,7 +228,9 @@ def _extends(stack: RemoteStack, index: int, x: Any, arguments: Tuple[Any, ...],
     chain = before.chain
     if before.part.layers[1] != index or chain.grad_enabled != torch.is_grad_enabled():
         return False
-    first = _input_of(stack.kind, chain.arguments, chain.keywords)
+    if not stack._options.server_optimizer and chain.versions != stack.versions():
+        return False  # weights here have changed since it began; those on a daemon change once it is computed
+    first = input_of(stack.kind, chain.arguments, chain.keywords)
     given = tuple(first if value is x else value for value in arguments)
     named = {name: first if value is x else value for name, value in keywords.items()}
     if len(given) != len(chain.arguments) or set(named) != set(chain.keywords):
@@ -242,7 +247,7 @@ def advance(forward: LayerForward, stack: RemoteStack, arguments: Tuple[Any, ...
         if not stack.has(forward):
             raise FailedPrecondition("layer: expected a layer of an offloaded stack, got one that another has replaced "
                                      "there: call the stack's own")
-        x = _input_of(stack.kind, arguments, keywords)
+        x = input_of(stack.kind, arguments, keywords)
         before: Optional[Pending] = x._pending if isinstance(x, Deferred) and x._pending.part.stack is stack else None
         follows = before is not None and before.part.layers[1] <= index and not before.is_used
         seed = before.seed if before is not None and follows else Seed()
@@ -260,9 +265,9 @@ def advance(forward: LayerForward, stack: RemoteStack, arguments: Tuple[Any, ...
 def call_layers(stack: RemoteStack, layers: Tuple[int, int], arguments: Tuple[Any, ...], keywords: Dict[str, Any],
                 seed: Optional[Seed] = None, is_now: bool = True) -> Any:
     """A call that extends no other."""
-    _check_input("x", _input_of(stack.kind, arguments, keywords))
+    _check_input("x", input_of(stack.kind, arguments, keywords))
     call = adapt(stack[layers[0]], stack.described[layers[0]:layers[1]], arguments, keywords)
-    x = call.x if call.is_nested else _input_of(stack.kind, arguments, keywords)
+    x = call.x if call.is_nested else input_of(stack.kind, arguments, keywords)
     if call.memory is not None:
         _check_input("memory", call.memory)
     if x.shape[-1] != stack.described[0].width:
@@ -270,11 +275,25 @@ def call_layers(stack: RemoteStack, layers: Tuple[int, int], arguments: Tuple[An
     wants = torch.is_grad_enabled() and (x.requires_grad or stack.trains((0, len(stack)))
                                          or (call.memory is not None and call.memory.requires_grad))
     module, versions = stack.begin(call, wants)
-    chain = Chain(stack, layers[0], module, versions, call, arguments, keywords)
     is_now = is_now or call.is_nested
-    # Memory of NumPy's, or of another process, can be written without a trace before the call is computed.
-    kept = x if is_now or isinstance(x, Deferred) or x.untyped_storage().resizable() else x.detach().clone()
+    kept = x
+    if not is_now:
+        arguments, keywords = tuple(map(_kept, arguments)), {name: _kept(value) for name, value in keywords.items()}
+        kept = input_of(stack.kind, arguments, keywords)
+        kept = kept if isinstance(kept, Deferred) else kept.detach()  # whatever x.data is set to
+    chain = Chain(stack, layers[0], module, versions, call, arguments, keywords)
     return _call(stack, Pending(chain, layers, seed or Seed(), stack.drops(layers), None, kept, is_now), x)
+
+
+def _kept(value: Any) -> Any:
+    """The value, or a copy of a tensor that can be written without a trace before the call is computed: NumPy's memory,
+    another process's, a tensor of inference_mode. Others tell by their versions."""
+    if not isinstance(value, Tensor) or isinstance(value, Lazy) or value.is_nested:
+        return value
+    if value.untyped_storage().resizable() and not value.is_inference():
+        return value
+    with torch.inference_mode(False):
+        return value.detach().clone()
 
 
 def _call(stack: RemoteStack, pending: Pending, x: Tensor) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .adapters import adapted, is_adapted
-from .layout import Block, Heads
+from .layout import Block, Heads, Rotary
 from .refusal import refuse
 
 __all__ = ["Described", "Describer", "Maker", "Variant", "refuse", "torch_describer"]
@@ -37,6 +37,7 @@ class Described(NamedTuple):
     attention_scale: Tuple[float, ...] = ()
     memory_width: int = 0
     training: FrozenSet[bool] = frozenset()  # train() or eval(), of the modules that drop
+    rotary: Optional[Rotary] = None
 
 
 class Maker:
@@ -233,6 +234,9 @@ def _sequential(make: Maker, module: nn.Module, variant: Variant) -> Described:
         if width and inner and inner != width:
             refuse(module, f"{dotted or 'it'} takes {inner} columns, and gets {width}")
         first, width = first or inner, outer or width
+        if value == 0 and getattr(piece, "inplace", False):
+            refuse(piece, f"{dotted or 'it'} would write into the layer's input, which its caller has too: expected "
+                          "inplace=False")
         value = _piece(make.within(name), piece, value)
     if value == 0 or first != width:
         refuse(module, f"a layer's output has its input's columns, {first}; got {width}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import FailedPrecondition, brief, wrong
+from .owning import become
 from .parameters import RemoteGradient, stack_of
 from .stack import RemoteStack
 
@@ -78,6 +79,7 @@ def local_weights(*models: nn.Module) -> Iterator[None]:
                 tensor.requires_grad_(now.requires_grad)
             if not _same_bits(now.detach().cpu(), number):
                 changed.setdefault(id(stack), {})[name] = now.detach()
+            become(now, tensor)
         for stack in stacks:
             stack._local = False
         written = [stack for stack in stacks if id(stack) in changed]

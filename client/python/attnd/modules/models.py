@@ -93,10 +93,10 @@ def _decoder(make: Maker, layer: Any, weight_offset: float = 0.0, four_norms: bo
         options = dict(q_norm=make.parameter("self_attn.q_norm.weight"), k_norm=make.parameter("self_attn.k_norm.weight"),
                        qk_norm_epsilon=_epsilon(attention.q_norm), qk_norm_weight_offset=weight_offset,
                        qk_norm_round_before_weight=rounds)
-    window = _window(attention, causal)
+    window, rotary = _window(attention, causal), _rotary(layer)
     made = block.attention(q, k, v, causal=causal, scale=float(attention.scaling), window=window,
                            softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
-                           dropout_p=make.chance(attention, attention.attention_dropout), rotary=_rotary(layer), **options)
+                           dropout_p=make.chance(attention, attention.attention_dropout), rotary=rotary, **options)
     made = make.linear(made, "self_attn.o_proj")
     made = norm(made, "post_attention_layernorm") if four_norms else made
     attended = block.add(0, made)
@@ -105,7 +105,8 @@ def _decoder(make: Maker, layer: Any, weight_offset: float = 0.0, four_norms: bo
     made = make.linear(block.multiply(gate, make.linear(normed, "mlp.up_proj")), "mlp.down_proj")
     made = norm(made, "post_feedforward_layernorm") if four_norms else made
     block.add(attended, made)
-    return Described(block, tuple(make.names), type(layer).__name__, config.hidden_size, windows=window, causal=causal)
+    return Described(block, tuple(make.names), type(layer).__name__, config.hidden_size, windows=window, causal=causal,
+                     rotary=rotary)
 
 
 def _epsilon(norm: Any) -> float:

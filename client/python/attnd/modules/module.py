@@ -433,9 +433,12 @@ class Module:
 
     # ---- One call.
 
-    def _run(self, name: str, *arguments: Any, timeout: Optional[float] = None) -> Call:
+    def check_process(self) -> None:
         if not self._native.alive():
             raise wrong("module", "one that was registered in this process", "one of the process that forked")
+
+    def _run(self, name: str, *arguments: Any, timeout: Optional[float] = None) -> Call:
+        self.check_process()
         call = Call(self._native.library, CallOptions(timeout))
         self._explained(call, getattr(self._native.library, name), self._native.pointer, *arguments, timeout=timeout)
         return call
@@ -501,7 +504,7 @@ class Module:
         if mask is not None:
             if mask.ndim != 4 or mask.dtype != np.bool_:
                 raise wrong("mask", "a bool array of 4 dimensions", f"{mask.dtype} of shape {mask.shape}")
-            bits = np.packbits(mask, axis=-1, bitorder="little")
+            bits = _arrays.packed_bits(mask)
             rows += wire.message(4, wire.numbers(1, mask.shape))
         if positions is not None:
             rows += wire.numbers(5, positions)

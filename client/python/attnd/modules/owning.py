@@ -2,10 +2,11 @@
 the layers, or have other names, keep their numbers; those in whose place there is another, or none, are let go."""
 from __future__ import annotations
 
+import bisect
 import gc
 import threading
 import weakref
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Set, Tuple
 
 import torch
 import torch.utils.weak
@@ -16,7 +17,7 @@ from .module import Module
 from .numbers import own
 from .parameters import GradientState, RemoteParameter, stack_of
 
-__all__ = ["Owning", "optimizers", "replaced", "take_new"]
+__all__ = ["Owning", "become", "optimizers", "replaced", "take_new"]
 
 # Parameters that offload could not change in place (weak references hold them), and where their stacks have them.
 replaced: Any = torch.utils.weak.WeakIdKeyDictionary()
@@ -64,7 +65,7 @@ class Owning:
                 raise TypeError(f"offload: {name} is a meta tensor, without numbers: load its weights before")
             if tensor.grad is not None:
                 raise FailedPrecondition(f"offload: {name} has a gradient, which would stay here: call zero_grad() before")
-        _refuse_other_owners(mine, _held(here.values()))
+        _refuse_other_owners(mine, here)
         if here and self._module is not None:
             mine._refuse_live("offload", besides=here)
         swapped = {name for name, tensor in here.items() if self._cached.get(name) is tensor}  # torch.utils.swap_tensors
@@ -149,6 +150,17 @@ class Owning:
                                                         if name in tensors})
 
 
+def become(parameter: nn.Parameter, remote: Any) -> None:
+    """Whoever has the parameter, as an optimizer that was made with it, has the daemon's from now on."""
+    other = RemoteParameter(torch.empty(remote.shape, dtype=remote.dtype, device="meta"), remote.requires_grad)
+    other.owner = remote.owner
+    swap: Any = torch.utils.swap_tensors
+    try:
+        swap(parameter, other)
+    except RuntimeError:  # see _held
+        replaced[parameter] = weakref.ref(remote)
+
+
 def take_new(parameters: Iterable[Any]) -> None:
     """Has stacks look at layers that have got parameters which they do not know yet, where these are among them."""
     plain = {id(parameter) for parameter in parameters if not isinstance(parameter, RemoteParameter)}
@@ -171,13 +183,40 @@ def _held(tensors: Iterable[nn.Parameter]) -> List[nn.Parameter]:
     return found
 
 
-def _refuse_other_owners(stack: Any, held: Sequence[nn.Parameter]) -> None:
-    """Refuses parameters that cannot be changed in place: a module outside would keep the old ones."""
-    wanted, inside = {id(tensor) for tensor in held}, set(map(id, stack.modules()))
-    for found in gc.get_objects() if held else ():
-        if issubclass(type(found), nn.Module) and "_parameters" in vars(found) and id(found) not in inside:
-            for name, tensor in found._parameters.items():
-                if id(tensor) in wanted:
-                    raise TypeError(f"offload: {type(found).__name__}.{name} outside of these layers is one of their "
-                                    "parameters too, and layers share nothing with others on a daemon: give each its own, "
-                                    "or leave these layers here")
+def _span(tensor: Any) -> Tuple[int, int]:
+    """Where its memory begins and ends; nowhere, if it has none of its own or gaps in it."""
+    if tensor is None or type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta or tensor.layout != torch.strided:
+        return 0, 0
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    begin = tensor.data_ptr() if extent == tensor.numel() else 0
+    return begin, begin + extent * tensor.element_size() if begin else 0
+
+
+def _refuse_other_owners(stack: Any, here: Dict[str, nn.Parameter]) -> None:
+    """Refuses parameters that cannot be changed in place, where a module outside would keep the old ones, and those in whose
+    memory another module or layer has a tensor of its own, which would no longer change with them."""
+    if here and _other_owner(stack, here) is not None:
+        gc.collect()  # of modules that are gone
+        found = _other_owner(stack, here)
+        if found is not None:
+            raise TypeError(f"offload: {found[1]} is {found[0]} too, or has its memory, and layers share nothing with "
+                            "others on a daemon: give each its own, or leave these layers here")
+
+
+def _other_owner(stack: Any, here: Dict[str, nn.Parameter]) -> Optional[Tuple[str, str]]:
+    """The first parameter that has one, and the other's name."""
+    held, known = set(map(id, _held(here.values()))), set(map(id, here.values()))
+    spans = sorted((*_span(tensor), name) for name, tensor in here.items())
+    for (_, end, name), (begin, _, other) in zip(spans, spans[1:]):
+        if begin and begin < end:
+            return name, other
+    inside = set(map(id, stack.modules()))
+    for module in gc.get_objects():
+        if not issubclass(type(module), nn.Module) or "_parameters" not in vars(module) or id(module) in inside:
+            continue
+        for other, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            begin, end = _span(tensor)
+            at = bisect.bisect_left(spans, (end,)) - 1  # the last one that begins before its end
+            if id(tensor) in held or (id(tensor) not in known and end and at >= 0 and spans[at][1] > begin):
+                return spans[at][2], f"{type(module).__name__}.{other} outside of these layers"
+    return None

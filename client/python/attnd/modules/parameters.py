@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import FailedPrecondition, Unimplemented, wrong
 
-__all__ = ["GradientState", "Loaded", "RemoteGradient", "RemoteNumbers", "RemoteParameter", "asked_by", "stack_of"]
+__all__ = ["GradientState", "RemoteGradient", "RemoteNumbers", "RemoteParameter", "asked_by", "stack_of"]
 
 RemoteStack = Any  # stack.RemoteStack
 
@@ -54,10 +54,6 @@ def _is_harmless(name: str, how: str) -> bool:
     return name in _READ_PROPERTIES if how == "get" else not how and name in _HARMLESS
 
 
-class Loaded(Tensor):
-    """Stands in a state_dict for a tensor that has gone to the daemon: copy_ of it has nothing to do."""
-
-
 def _first(kind: type, arguments: Sequence[Any], keywords: Optional[Dict[str, Any]]) -> Any:
     for value in [*arguments, *(keywords or {}).values()]:
         if isinstance(value, kind):
@@ -81,6 +77,10 @@ class _Numbers:
         if name == "device" and how == "get":
             found = stack_of(arguments[0])
             return torch.device("cpu") if found is None else found[0].device  # of what goes with it
+        if name == "is_meta" and how == "get":
+            found = stack_of(arguments[0])
+            if found is not None and found[0].loads.is_open:
+                return False  # load_state_dict would say that it copies nothing
         if _is_harmless(name, how):
             made = _plain(function, arguments, keywords)
             if name == "requires_grad_":
@@ -89,13 +89,15 @@ class _Numbers:
         self: Any = arguments[0] if arguments and isinstance(arguments[0], _Numbers) else None
         if self is not None:
             if name == "requires_grad" and how == "set":
-                _touched(self)
-                return _plain(function, arguments, keywords)
+                _plain(function, arguments, keywords)
+                return _touched(self)
             if name == "grad":
                 return _plain(function, arguments, keywords)
             if name == "detach" or (name == "data" and how == "get"):
                 return RemoteNumbers.of(self)
-            if name == "copy_" and len(arguments) > 1 and isinstance(arguments[1], Loaded):
+            loaded = stack_of(self) if name == "copy_" else None
+            if loaded is not None and loaded[0].loads.is_open:
+                loaded[0].loads.add(loaded[1], arguments[1])
                 return self
             if name in _LIKE:
                 keywords = {"dtype": self.dtype, "device": "cpu", **(keywords or {})}
@@ -116,6 +118,9 @@ class _Numbers:
 def _touched(self: Any) -> None:
     found = stack_of(self)
     if found is not None:
+        own = found[0]._cached.get(found[1])
+        if isinstance(self, RemoteParameter) and isinstance(own, RemoteParameter) and own is not self:  # of local_weights
+            _plain(Tensor.requires_grad_, (own, self.requires_grad), None)
         found[0].touch()
 
 

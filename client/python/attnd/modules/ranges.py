@@ -16,7 +16,7 @@ from torch import nn
 
 from .remote_call import uncompiled
 from .stack import RemoteStack, part_of
-from .states import after_state_dict, before_state_dict, take_state_dict
+from .states import after_state_dict, before_state_dict, end_load, take_state_dict
 
 __all__ = ["RemoteRanges", "cut"]
 
@@ -59,6 +59,7 @@ class RemoteRanges(nn.Module):
         mine.register_state_dict_pre_hook(_before_state_dict)
         mine._register_state_dict_hook(_after_state_dict)
         mine._register_load_state_dict_pre_hook(_take_state_dict, with_module=True)
+        mine.register_load_state_dict_post_hook(_end_load)
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -123,3 +124,8 @@ def _after_state_dict(ranges: RemoteRanges, state_dict: Dict[str, torch.Tensor],
 def _take_state_dict(ranges: RemoteRanges, *arguments: Any) -> None:
     for stack in ranges.stacks:
         take_state_dict(stack, *arguments)
+
+
+def _end_load(ranges: RemoteRanges, keys: Any) -> None:
+    for stack in ranges.stacks:
+        end_load(stack, keys)

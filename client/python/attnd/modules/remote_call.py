@@ -81,6 +81,10 @@ class Run:
         trained = not stack.in_module().isdisjoint(stack.names_of(self.layers)) and (local or stack.wants_gradients())
         if not local and trained:
             stack.before_backward(stack.names_of(self.layers))
+        now = stack.versions()
+        if any(self.versions.get(name) != now.get(name) for name in stack.names_of(self.layers)):
+            raise RuntimeError("one of the parameters needed for gradient computation has been modified by an inplace "
+                               "operation since this stack's forward")
         return trained
 
     def backward(self, dy: Tensor) -> None:
@@ -94,9 +98,6 @@ class Run:
                 self.gradients = {name: torch.zeros_like(tensors[name]) for name in names if tensors[name].requires_grad}
             self.dx = torch.empty_like(dy)
             return
-        if local and self.versions != stack.versions():
-            raise RuntimeError("one of the parameters needed for gradient computation has been modified by an inplace "
-                               "operation since this stack's forward")
         power = self.send_backward(dy, trained)
         if not local and trained:
             stack.after_backward(names, is_empty=False)

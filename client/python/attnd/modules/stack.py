@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from .._transfer import send
 from ..client import Client
 from ..errors import AttndError, FailedPrecondition, ResourceExhausted, Unimplemented
-from .calls import StackCall, adapt
-from .chain import LayerForward, call_layers, same
+from .calls import StackCall, adapt, check_rotary
+from .chain import LayerForward, call_layers, input_of, same
 from .describe import describe
 from .group import GroupModule, Ranks
 from .layers import Described, Variant, refuse
@@ -35,7 +35,7 @@ from .parameters import GradientState, RemoteParameter, stack_of
 from .parts import Parts
 from .remote_call import uncompiled
 from .replicas import ReplicaModule, Replicas
-from .states import Copies, add_inner_hooks, add_stack_hooks, drop_inner_hooks
+from .states import Copies, Loads, add_inner_hooks, add_stack_hooks, drop_inner_hooks
 from .stepping import Sent, Stepping
 from .watch import Watch, has_hooks, refuse_around, refuse_captures, refuse_hooks
 
@@ -129,7 +129,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
         self._needs: Optional[Tuple[Variant, int, int]] = None  # what the module was registered for
         self._weights: Dict[str, Tensor] = {}  # with optimizer="server", until there is a module
         self._fetched: Dict[str, Tensor] = {}  # while a state_dict is made
-        self.copies = Copies()
+        self.copies, self.loads, self.written = Copies(), Loads(), collections.Counter()
         self.owned: Dict[str, Tuple[Any, str]] = {}  # owner of each parameter that has one
         self._local = False  # under attnd.torch.local_weights
         self._sent: Dict[str, int] = {}  # with "local", digests of what the server has
@@ -285,7 +285,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
     def weights(self, names: Optional[Sequence[str]] = None) -> Dict[str, Tensor]:
         """The daemon's, by name."""
         with self._lock:
-            self.copies.check()
+            self.check_states()
             self.flush()
             if self._module is None:
                 return {name: tensor for name, tensor in self._weights.items() if names is None or name in names}
@@ -318,6 +318,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
                 self._parts.put(self._module, {"weight": {name: host(tensor) for name, tensor in tensors.items()}},
                                 timeout=self._options.timeout)
                 self._norms = None
+            self.written.update(tensors.keys())
             self.copies.forget(tensors)
 
     # ---- Description.
@@ -467,7 +468,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
         if self._local:
             raise FailedPrecondition("local_weights: expected no call of the layers in this block: they run on the daemon, "
                                      "which gets the weights at its end")
-        self.copies.check()
+        self.check_states()
         self.copies.let_go()
         refuse_captures()
         refuse_around()
@@ -485,7 +486,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
         return self._forwards.get(forward.index) is forward.layer
 
     def begin(self, call: StackCall, with_gradient: bool) -> Tuple[Module, Any]:
-        """The module for a call, with present weights; with optimizer="local", what tells a change of them."""
+        """The module for a call, with present weights; what tells a change of them."""
         self.flush()
         if with_gradient and self._options.kept_rows == 0:
             raise ResourceExhausted("kept_rows: expected above 0 in attnd.torch.offload(..., kept_rows=) where a backward "
@@ -493,7 +494,10 @@ class RemoteStack(Stepping, Owning, nn.Module):
         if with_gradient:
             self.meet()
         module = self._ensure(call, with_gradient)
-        return module, self.send_changed(module) if not self._options.server_optimizer else ()
+        module.check_process()  # before it waits for threads that a fork has not
+        if not self._options.server_optimizer:
+            self.send_changed(module)
+        return module, self.versions()
 
     def wants_gradients(self) -> bool:
         """Whether the backward that is under way is of parameters too: not that of torch.autograd.grad(y, x)."""
@@ -529,6 +533,9 @@ class RemoteStack(Stepping, Owning, nn.Module):
         """Whether the second layer means by its arguments what the first one meant by its own."""
         layers = [self.described[index] for index in indices]
         is_alike = layers[0].windows == layers[1].windows and layers[0].causal == layers[1].causal
+        turned = named.get("position_embeddings")
+        if layers[0].rotary != layers[1].rotary or turned is not first_named.get("position_embeddings"):
+            check_rotary(layers[1], input_of(self.kind, arguments, named), named.get("position_ids"), turned)
         if is_alike and all(same(first_named[name], named[name]) for name in named if name not in _IGNORED):
             return True
         if layers[0].call == "tensor":
@@ -551,8 +558,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
             x = layer(x[0] if isinstance(x, tuple) else x, *arguments[1:], **keywords)
         return x
 
-    def send_changed(self, module: Module) -> Tuple[Tuple[int, int], ...]:
-        """With optimizer="local": puts what has changed here. Gives what tells a change until the backward."""
+    def send_changed(self, module: Module) -> None:
+        """With optimizer="local": puts what has changed here."""
         tensors = self._tensors()
         present = {name: digest(tensor) for name, tensor in tensors.items()}
         changed = {name: host(tensors[name]) for name, bits in present.items() if self._sent.get(name) != bits}
@@ -562,10 +569,6 @@ class RemoteStack(Stepping, Owning, nn.Module):
                 module.discard(timeout=self._options.timeout)
             self._parts.put(module, {"weight": changed}, timeout=self._options.timeout)
             self._sent = present
-        return self.versions()
-
-    def versions(self) -> Tuple[Tuple[int, int], ...]:
-        return tuple((tensor.data_ptr(), tensor._version) for tensor in self._tensors().values())
 
     def gradients(self, module: Module, names: Sequence[str], power: float) -> Dict[str, Tensor]:
         """With optimizer="local": of these parameters, since the backward that has just been, whose dy was multiplied by

@@ -2,16 +2,16 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, Iterable, List, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import FailedPrecondition, Unimplemented
-from .parameters import Loaded, RemoteParameter, stack_of
+from .parameters import RemoteParameter, stack_of
 
-__all__ = ["Copies", "add_inner_hooks", "add_stack_hooks", "after_state_dict", "before_state_dict", "drop_inner_hooks",
-           "take_state_dict"]
+__all__ = ["Copies", "Loads", "add_inner_hooks", "add_stack_hooks", "after_state_dict", "before_state_dict",
+           "drop_inner_hooks", "end_load", "take_state_dict"]
 
 RemoteStack = Any  # stack.RemoteStack
 
@@ -69,30 +69,60 @@ class _Fill:
             stack.copies.add(found[1], state_dict[key])
 
 
+class Loads:
+    """Collects what a load_state_dict() copies into parameters on a daemon, after all hooks have seen it. The module that it
+    began with sends it at once."""
+
+    def __init__(self) -> None:
+        self._module: Any = None  # which has begun
+        self._tensors: Dict[str, Tensor] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return self._module is not None
+
+    def begin(self, module: nn.Module) -> None:
+        if not self.is_open:
+            self._module = module
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        self._tensors[name] = tensor
+
+    def end(self, stack: RemoteStack, module: Optional[nn.Module] = None) -> None:
+        """module: None: whichever has begun, and has failed since."""
+        if self.is_open and module in (None, self._module):
+            tensors, self._tensors, self._module = self._tensors, {}, None
+            stack.assign(tensors, "load_state_dict")
+
+
 class _Take:
-    """Sends what is loaded into a module inside a layer to the daemon."""
+    """Has copies into a module inside a layer collected, and sends them where the load began with it."""
 
     def __init__(self, stack: RemoteStack, module: nn.Module) -> None:
         self.stack, self.module = weakref.ref(stack), weakref.ref(module)
 
-    def __call__(self, state_dict: Dict[str, Any], prefix: str, metadata: Dict[str, Any], *_: Any) -> None:
+    def __call__(self, *arguments: Any) -> None:
         stack, module = self.stack(), self.module()
-        if stack is not None and module is not None:
-            tensors = {prefix + last: (found[1], tensor.shape) for last, tensor in module._parameters.items()
-                       for found in [stack_of(tensor)] if tensor is not None and found is not None and found[0] is stack}
-            _give(stack, state_dict, metadata, tensors)
+        if stack is None or module is None:
+            return
+        if len(arguments) == 2:  # the module, and keys that do not fit: it has been loaded
+            stack.loads.end(stack, module)
+            return
+        state_dict, prefix, metadata = arguments[:3]
+        _begin(stack, module, state_dict, metadata, [
+            prefix + last for last, tensor in module._parameters.items()
+            for found in [stack_of(tensor)] if found is not None and found[0] is stack])
 
 
-def _give(stack: RemoteStack, state_dict: Dict[str, Any], metadata: Dict[str, Any],
-          tensors: Dict[str, Tuple[str, torch.Size]]) -> None:
-    given = {key: name for key, (name, shape) in tensors.items() if isinstance(state_dict.get(key), Tensor)
-             and not isinstance(state_dict[key], Loaded) and state_dict[key].shape == shape}
-    if given and metadata.get("assign_to_params_buffers"):
+def _begin(stack: RemoteStack, module: nn.Module, state_dict: Dict[str, Any], metadata: Dict[str, Any], keys: Iterable[str]
+           ) -> None:
+    if not any(key in state_dict for key in keys):
+        return
+    if metadata.get("assign_to_params_buffers"):
         raise Unimplemented("load_state_dict: expected assign=False for parameters on a daemon, which stay the objects that "
                             "optimizers know", field="assign")
-    stack.assign({name: state_dict[key] for key, name in given.items()}, "load_state_dict")
-    for key in given:
-        state_dict[key] = torch.empty(state_dict[key].shape, dtype=state_dict[key].dtype, device="meta").as_subclass(Loaded)
+    stack.check_assign("load_state_dict")
+    stack.loads.begin(module)
 
 
 def add_inner_hooks(stack: RemoteStack, layer: nn.Module) -> None:
@@ -104,12 +134,13 @@ def add_inner_hooks(stack: RemoteStack, layer: nn.Module) -> None:
                                           for hook in mine._state_dict_hooks.values()):
             mine._register_state_dict_hook(_Fill(stack))
             mine._register_load_state_dict_pre_hook(_Take(stack, module))
+            mine.register_load_state_dict_post_hook(_Take(stack, module))
 
 
 def drop_inner_hooks(layer: nn.Module) -> None:
     for module in layer.modules():
         mine: Any = module
-        for hooks in (mine._state_dict_hooks, mine._load_state_dict_pre_hooks):
+        for hooks in (mine._state_dict_hooks, mine._load_state_dict_pre_hooks, mine._load_state_dict_post_hooks):
             for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "hook", hook), (_Fill, _Take))]:
                 del hooks[key]
 
@@ -127,14 +158,17 @@ def after_state_dict(stack: RemoteStack, state_dict: Dict[str, Any], prefix: str
 
 
 def take_state_dict(stack: RemoteStack, state_dict: Dict[str, Any], prefix: str, metadata: Dict[str, Any], *_: Any) -> None:
-    """Sends what is loaded to the server at once; torch then finds what it need not copy."""
+    """Has copies into the layers' parameters collected, until end_load."""
     if stack._options.single:
         for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[f"{prefix}0.{key[len(prefix):]}"] = state_dict.pop(key)
     if stack.is_remote:
         stack.refresh()
-        every = {prefix + name: (name, tensor.shape) for name, tensor in stack._tensors().items()}
-        _give(stack, state_dict, metadata, every)
+        _begin(stack, stack, state_dict, metadata, [prefix + name for name in stack._tensors()])
+
+
+def end_load(stack: RemoteStack, _: Any) -> None:
+    stack.loads.end(stack, stack)
 
 
 def add_stack_hooks(stack: RemoteStack) -> None:
@@ -142,3 +176,4 @@ def add_stack_hooks(stack: RemoteStack) -> None:
     mine.register_state_dict_pre_hook(before_state_dict)
     mine._register_state_dict_hook(after_state_dict)
     mine._register_load_state_dict_pre_hook(take_state_dict, with_module=True)
+    mine.register_load_state_dict_post_hook(end_load)

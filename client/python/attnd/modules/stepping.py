@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
+from collections import Counter
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import torch
@@ -17,7 +18,7 @@ from .module import AdamW, GradientNorms, Module, ParameterStep, SGD, StepValues
 from .numbers import digest, host, own
 from .parameters import GradientState, RemoteGradient
 from .parts import Parts
-from .states import Copies
+from .states import Copies, Loads
 
 __all__ = ["Sent", "Stepping"]
 
@@ -34,6 +35,8 @@ class Stepping:
     """A part of RemoteStack, which has what is declared here."""
 
     copies: Copies
+    loads: Loads
+    written: Counter[str]  # how often each parameter was, on the daemon
     steps: Dict[str, int]  # of each parameter
     device: torch.device  # of the last backward
     hides: bool  # the gradients
@@ -68,6 +71,17 @@ class Stepping:
 
     def run_pending(self) -> None:
         raise NotImplementedError
+
+    def check_states(self) -> None:
+        """Ends a load_state_dict that has failed. Raises where what state_dict() gave was written."""
+        self.loads.end(self)
+        self.copies.check()
+
+    def versions(self) -> Dict[str, Any]:
+        """Tells a change of each parameter since another call of this."""
+        if self._options.server_optimizer:
+            return dict(self.written)
+        return {name: (tensor.data_ptr(), tensor._version) for name, tensor in self._cached.items()}
 
     # ---- Optimizers.
 
@@ -126,7 +140,7 @@ class Stepping:
             if self._lent is not None:
                 raise FailedPrecondition("local_gradients: expected no step in this block: gradients go back to the daemon "
                                          "at its end")
-            self.copies.check()
+            self.check_states()
             if self._grads:
                 self.meet()
             if self._staged.keys() & steps.keys():
@@ -214,6 +228,7 @@ class Stepping:
         assert self._module is not None
         self._module.step_parameters(sent.values, sent.entries, timeout=self._options.timeout)
         moved = isinstance(self._module.registration.optimizer, AdamW)
+        self.written.update(sent.staged.keys())
         for name, (of, _) in sent.staged.items():
             if not self.steps.get(name):
                 (self._maxed.add if of.amsgrad else self._maxed.discard)(name)

@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 import torch
 from torch import nn
 from torch.nn.utils.prune import BasePruningMethod
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..errors import Unimplemented
@@ -19,6 +20,7 @@ from .adapters import is_adapted, state_of
 
 __all__ = ["Watch", "has_hooks", "refuse_around", "refuse_captures", "refuse_hooks"]
 
+_function_modes: Any = _get_current_function_mode_stack
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -59,10 +61,15 @@ def refuse_around() -> None:
         raise Unimplemented("hook: expected no hook of all modules (torch.nn.modules.module.register_module_...): it would "
                             "not run inside layers on a daemon; register it on the layers, or on the modules around them",
                             field="hook")
-    for mode in _get_current_dispatch_mode_stack():
-        if type(mode).__module__ == "torch.utils.flop_counter":
+    for mode in [*_get_current_dispatch_mode_stack(), *_function_modes()]:
+        of = type(mode).__module__
+        if of == "torch.utils.flop_counter":
             raise Unimplemented("FlopCounterMode: expected none around layers on a daemon, whose operations do not run here "
                                 "and would count as 0: count the model before attnd.torch.offload", field="mode")
+        if of.partition(".")[0] != "torch":
+            raise Unimplemented(f"{type(mode).__name__}: expected no mode of torch.overrides or of "
+                                "torch.utils._python_dispatch around layers on a daemon, whose operations it would not see: "
+                                "end its block before they are called", field="mode")
     keys: Any = torch._C._TorchDispatchModeKey
     is_traced = any(torch._C._get_dispatch_mode(key) is not None
                     for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
