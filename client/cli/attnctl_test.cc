@@ -100,8 +100,9 @@ TEST(Attnctl, PlansSegmentsOfAModelWithoutADaemon) {
   const Json& forward = plan["plans"][2];
   EXPECT_EQ(forward["rows"], 4096);
   EXPECT_EQ(forward["direction"], "forward");
-  EXPECT_EQ(forward["launches_saved"], 2);  // twice a sum with its norm
-  EXPECT_EQ(forward["bytes_saved"], 2 * 4096.0 * 768 * 2);
+  // Twice a sum with its norm, and a product of four times as many numbers with gelu.
+  EXPECT_EQ(forward["launches_saved"], 3);
+  EXPECT_EQ(forward["bytes_saved"], (2 + 4) * 4096.0 * 768 * 2);
   EXPECT_EQ(forward["segments"][5]["ops"], (Json{"binary", "norm"}));
   EXPECT_EQ(forward["segments"][5]["template"], "rows");
   EXPECT_LT(plan["plans"][0]["bound_us"], forward["bound_us"]);

@@ -55,7 +55,7 @@ struct SegmentWork {
     int64_t rows, columns, depth;
   };
   double flops = 0, bytes = 0;  // flops: of `products`
-  // Of `bytes`: those that move after products: what sums over columns read, in launches of their
+  // Those of `bytes` that move after products: what sums over columns read, in launches of their
   // own, and what a product's curve writes or reads, as its tiles are done.
   double later_bytes = 0;
   int64_t launches = 0;

@@ -95,6 +95,31 @@ def test_turns_are_refused_where_they_order_nothing_and_end_where_they_are_given
     assert made.micro_batches == 1
 
 
+@pytest.mark.parametrize("change", ["step", "put", "skipped step", "discard"])
+def test_a_backward_is_of_the_weights_of_its_forward(made, rng, change):
+    weights = draw(made, rng)
+    x = np.float32(rng.normal(size=(1, 5, 16)))
+    made.backward(x, made.forward(x, keep=True)[1])
+    _, kept = made.forward(x, keep=True)
+    if change == "step":
+        assert made.step(lr=1e-3).applied
+    elif change == "put":
+        made.put({"0.in.weight": weights["0.in.weight"]})
+    elif change == "discard":
+        made.discard()
+    else:
+        made.discard()
+        made.backward(np.full_like(x, np.inf), made.forward(x, keep=True)[1])
+        assert not made.step(lr=1e-3, skip_unless_finite=True).applied
+    if change in ("step", "put"):
+        with pytest.raises(attnd.FailedPrecondition, match="activations: expected those of a forward with the present"):
+            made.backward(x, kept)
+        assert made.micro_batches == 0
+    else:
+        _, same = made.forward(x, keep=True)
+        np.testing.assert_array_equal(made.backward(x, kept), made.backward(x, same))
+
+
 def test_discard_changes_nothing_but_the_sequence(made, rng):
     weights = draw(made, rng)
     made.backward(np.ones((1, 5, 16), np.float32), made.forward(np.ones((1, 5, 16), np.float32), keep=True)[1])

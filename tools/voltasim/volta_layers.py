@@ -155,7 +155,8 @@ class Simulator:
         if (key, curve) not in self.products:
             self.products[key, curve] = volta_products.Speeds(key, *self.kernels[key], self.schedules, self.parameters,
                                                               curve)
-        of_c = 8 if kind == "depth_depth" else 4 if curve else 2    # read and written in float32, written, and what is beside
+        # Read and written in float32; written, and what is beside.
+        of_c = 8 if kind == "depth_depth" else 4 if curve else 2
         return (self.products[key, curve].cycles(m, n, k)[-1] / self.clock_mhz,
                 (2 * (m * k + n * k) + of_c * m * n) / HBM_BYTES_PER_SECOND * 1e6)
 

@@ -15,7 +15,7 @@ from .._arrays import Array, ArrayLike, Tensor
 from .._call import Call, CallOptions, Handle
 from .._wire import address
 from ..client import Client, connect
-from ..errors import AttndError, wrong, wrong_type
+from ..errors import AttndError, FailedPrecondition, wrong, wrong_type
 from .layout import Layout, Parameter
 
 _ANSWER_SECONDS = 30.0  # in which the daemon says that an exchange has ended
@@ -146,8 +146,9 @@ class StepResult(NamedTuple):
 class Activations:
     """Names what a forward left on the daemon for its backward. Given back with the last reference."""
 
-    def __init__(self, module: _Native, shape: Tuple[int, ...], memory: Optional[Array] = None) -> None:
+    def __init__(self, module: _Native, shape: Tuple[int, ...], weights: int, memory: Optional[Array] = None) -> None:
         self.pointer, self.shape, self._module = ctypes.c_void_p(), shape, module
+        self.weights: Optional[int] = weights  # how often they had changed; None: its owner looks after that
         self.memory_shape = None if memory is None else memory.shape
 
     def __del__(self) -> None:
@@ -223,6 +224,7 @@ class Module:
         self.plan: Dict[str, Any] = reply["plan"]
         self.owner_epoch = int(reply["status"]["owner_epoch"])
         self.weights_complete = bool(reply["status"]["weights_complete"])
+        self._changes = 0  # of weights
 
     def __repr__(self) -> str:
         return f"<attnd.Module {self.registration.name} at {self.client.addresses[0]}, sequence {self.sequence}>"
@@ -272,7 +274,7 @@ class Module:
                 raise wrong("layers", f"(first, end) within 0 and {len(self.layout.layers)}", layers)
             header += wire.number(14, layers[0]) + wire.number(15, layers[1])
         y = self._result(out, taken)
-        kept = Activations(self._native, taken.shape, second)
+        kept = Activations(self._native, taken.shape, self._changes, second)
         tensors = _native.ModuleForward(
             header=header, header_bytes=len(header), x=address(taken), x_bytes=taken.nbytes, memory=address(second),
             memory_bytes=0 if second is None else second.nbytes, mask_bits=address(bits),
@@ -285,8 +287,13 @@ class Module:
     def backward(self, dy: ArrayLike, activations: Activations, *, want_dx: bool = True, weight_gradients: bool = True,
                  turn: int = 0, out: Optional[Array] = None, timeout: Optional[float] = None) -> Any:
         """dx, and the weights' gradients added to those since the last step; (dx, d_memory) where there was a memory.
+        FailedPrecondition where a step or put has changed the weights since the activations' forward.
+        FailedPrecondition where a step or put has changed the weights since the activations' forward.
         want_dx=False gives None. turn: of reserve_turn(); 0: none, and not with weight_gradients=False. out: receives dx,
         as forward's receives y."""
+        if activations.weights not in (None, self._changes):
+            raise FailedPrecondition("activations: expected those of a forward with the present weights, got ones from "
+                                     "before a step or put; call forward again")
         taken = self._array("dy", dy)
         if taken.shape != activations.shape:
             raise wrong("dy", f"shape {activations.shape}, as x has", taken.shape)
@@ -371,6 +378,7 @@ class Module:
         self._run("attnd_module_put", made, len(made), -1 if optimizer_step is None else optimizer_step, int(complete),
                   timeout=timeout)
         self.weights_complete |= complete
+        self._changes += 1
 
     def put_gradients(self, tensors: Mapping[str, ArrayLike], *, timeout: Optional[float] = None) -> None:
         """Replaces these parameters' gradients since the last step; the others stay. It counts as a backward: what follows
@@ -451,6 +459,7 @@ class Module:
 
     def _step(self, request: bytes, timeout: Optional[float]) -> StepResult:
         found = self._run("attnd_module_step", request, len(request), timeout=timeout).result()
+        self._changes += int(found["applied"])
         if self._warns_of_loss and not self._native.library.attnd_module_is_recoverable(self._native.pointer):
             self._warns_of_loss = False
             warnings.warn(f"attnd: a restart of the daemon would now lose the state of the module {self.registration.name}: "

@@ -64,6 +64,7 @@ class Run:
         bits = bits_of(rows[0] if call.cu_seqlens is not None else rows, element)
         if keep:
             y, self.activations = module.forward(bits, keep=True, makes_room=True, **given)
+            self.activations.weights = None  # check_backward looks at those of these layers
         else:
             y = module.forward(bits, training=drops, makes_room=True, **given)
         return call.leave(tensor_of(y, element, x.dtype, x.device).reshape(rows.shape))
