@@ -4,6 +4,8 @@
 #include <set>
 #include <utility>
 
+#include "kernels/cuda/layout/descriptors.h"
+
 namespace attnd {
 namespace {
 
