@@ -96,7 +96,8 @@ class RemoteModule {
   absl::Status Forward(const v1::ModuleForwardHeader& call, const ForwardInputsOfModule& in,
                        absl::Span<std::byte> y, const CallOptions& options,
                        std::unique_ptr<Activations>* keep);
-  // The next micro-batch of the sequence. FAILED_PRECONDITION where weights have changed since.
+  // The next micro-batch of the sequence. Where weights have changed since its forward, gradients
+  // are those of a forward with the present ones: callers that do not want them look before.
   // `turn`: 0: it is the next one now; not with no_weight_gradients.
   absl::Status Backward(const Activations& activations, absl::Span<const std::byte> dy,
                         bool no_weight_gradients, const BackwardOutputsOfModule& out,

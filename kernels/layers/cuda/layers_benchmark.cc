@@ -318,8 +318,9 @@ class SearchTable {
     SegmentPart part{.direction = direction};
     int64_t first = 0;
     for (int64_t end : ends) {
-      if (whole || !lone_[static_cast<int>(direction)][first])
+      if (whole || !lone_[static_cast<int>(direction)][first]) {
         part.segments.push_back(Value(matcher.Match(first, end)));
+      }
       first = end;
     }
     return part;

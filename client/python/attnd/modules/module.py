@@ -288,7 +288,6 @@ class Module:
                  turn: int = 0, out: Optional[Array] = None, timeout: Optional[float] = None) -> Any:
         """dx, and the weights' gradients added to those since the last step; (dx, d_memory) where there was a memory.
         FailedPrecondition where a step or put has changed the weights since the activations' forward.
-        FailedPrecondition where a step or put has changed the weights since the activations' forward.
         want_dx=False gives None. turn: of reserve_turn(); 0: none, and not with weight_gradients=False. out: receives dx,
         as forward's receives y."""
         if activations.weights not in (None, self._changes):
