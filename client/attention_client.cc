@@ -144,6 +144,9 @@ std::unique_ptr<SharedMemory> MakeSharedMemory(const ClientOptions& options) {
                                         options.shared_memory_bytes);
 }
 
+// Threads of calls of modules, three of which at a time have all the streams that they may.
+constexpr int kMaxCarriers = 24;
+
 // Two RPCs in flight keep a connection busy while one is encoded or landed; more gained nothing.
 // Within a host two for each worker do: where there are fewer of these than connections, cores are
 // few, and they bind. Over a network the round trip does.
@@ -166,18 +169,14 @@ class AttentionClient::Impl {
         bulk_queue_(BulkThreads()),
         max_workers_(std::min(connections_->count(), std::max(2, AvailableCpus()))),
         workers_(max_workers_),
+        carriers_(kMaxCarriers),
         shared_memory_(MakeSharedMemory(options_)),
-        core_{options_,
-              *clock_,
-              *connections_,
-              budget_,
-              queues_,
-              bulk_queue_,
-              workers_,
-              max_workers_,
-              InFlightPerWorker(*connections_, max_workers_),
-              counters_,
-              shared_memory_.get()},
+        core_{options_,      *clock_,
+              *connections_, budget_,
+              queues_,       bulk_queue_,
+              workers_,      carriers_,
+              max_workers_,  InFlightPerWorker(*connections_, max_workers_),
+              counters_,     shared_memory_.get()},
         book_(std::make_shared<LeaseBook>(
             LeaseBook::Calls{
                 .renew = [this](int address,
@@ -528,7 +527,7 @@ class AttentionClient::Impl {
   CompletionQueues queues_;
   BulkQueue bulk_queue_;
   const int max_workers_;
-  TaskQueue workers_;
+  TaskQueue workers_, carriers_;
   const std::unique_ptr<SharedMemory> shared_memory_;  // null: no address to share with
   ClientCounters counters_;
   const ClientCore core_;

@@ -27,6 +27,7 @@ struct ClientCore {
   CompletionQueues& queues;  // of small calls
   BulkQueue& bulk_queue;
   TaskQueue& workers;        // beside the callers' threads, for calls of many shards
+  TaskQueue& carriers;       // likewise, for calls of modules with much to send
   int max_workers;           // of one call, the caller's thread included
   int in_flight_per_worker;  // RPCs
   ClientCounters& counters;

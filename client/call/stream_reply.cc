@@ -41,6 +41,9 @@ StreamReply::StreamReply(const std::vector<ReplyPayload>& payloads, TakeHeader t
   }
 }
 
+StreamReply::StreamReply(ReplyLandings& landings, TakeHeader take_header)
+    : take_header_(std::move(take_header)), shared_(&landings) {}
+
 absl::Status StreamReply::Take(const grpc::ByteBuffer& message) {
   grpc::ByteBuffer slices = message;  // the reader consumes its buffer
   grpc::ProtoBufferReader reader(&slices);
@@ -83,22 +86,9 @@ absl::Status StreamReply::TakeChunk(CodedInputStream& in) {
     } else if (tag == VarintTag(Chunk::kOffsetFieldNumber)) {
       if (!in.ReadVarint64(&offset)) return MalformedStream("chunk: no offset");
     } else if (tag == BytesTag(Chunk::kDataFieldNumber)) {
-      auto landing = std::find_if(landings_.begin(), landings_.end(), [&](const Landing& l) {
-        return static_cast<uint64_t>(l.payload.field_number) == tensor;
-      });
       uint64_t size;
-      if (landing == landings_.end())
-        return MalformedStream(absl::StrCat("chunk of field ", tensor));
-      const char* name = landing->payload.name;
-      if (offset != static_cast<uint64_t>(landing->received)) {
-        return MalformedStream(absl::StrCat(name, ": expected a chunk from byte ",
-                                            landing->received, ", got ", offset));
-      }
-      int64_t left = landing->payload.runs.total_bytes() - landing->received;
-      if (!in.ReadVarint64(&size) || size > static_cast<uint64_t>(left)) {
-        return MalformedStream(absl::StrCat(name, ": expected at most ", left, " more bytes"));
-      }
-      RETURN_IF_ERROR(Land(in, static_cast<int64_t>(size), *landing));
+      if (!in.ReadVarint64(&size)) return MalformedStream("chunk: no data");
+      RETURN_IF_ERROR(TakeData(in, tensor, offset, size));
     } else if (!SkipValue(in, tag)) {
       return MalformedStream("chunk: a field that cannot be skipped");
     }
@@ -106,11 +96,32 @@ absl::Status StreamReply::TakeChunk(CodedInputStream& in) {
   return absl::OkStatus();
 }
 
-absl::Status StreamReply::Land(CodedInputStream& in, int64_t bytes, Landing& landing) {
-  if (!ScatterFrom(in, bytes, landing.cursor)) {
-    return MalformedStream(absl::StrCat(landing.payload.name, ": is cut off"));
+absl::Status StreamReply::TakeData(CodedInputStream& in, uint64_t tensor, uint64_t offset,
+                                   uint64_t bytes) {
+  const auto size = static_cast<int64_t>(bytes);
+  const absl::Status cut_off =
+      MalformedStream(absl::StrCat("chunk of field ", tensor, ": cut off"));
+  if (shared_ != nullptr) {
+    ASSIGN_OR_RETURN(RunCursor cursor, shared_->Claim(tensor, offset, size));
+    if (!ScatterFrom(in, size, cursor)) return cut_off;
+    shared_->Landed(size);
+    return absl::OkStatus();
   }
-  landing.received += bytes;
+  auto landing = std::find_if(landings_.begin(), landings_.end(), [&](const Landing& l) {
+    return static_cast<uint64_t>(l.payload.field_number) == tensor;
+  });
+  if (landing == landings_.end()) return MalformedStream(absl::StrCat("chunk of field ", tensor));
+  const char* name = landing->payload.name;
+  if (offset != static_cast<uint64_t>(landing->received)) {
+    return MalformedStream(
+        absl::StrCat(name, ": expected a chunk from byte ", landing->received, ", got ", offset));
+  }
+  const int64_t left = landing->payload.runs.total_bytes() - landing->received;
+  if (bytes > static_cast<uint64_t>(left)) {
+    return MalformedStream(absl::StrCat(name, ": expected at most ", left, " more bytes"));
+  }
+  if (!ScatterFrom(in, size, landing->cursor)) return cut_off;
+  landing->received += size;
   return absl::OkStatus();
 }
 

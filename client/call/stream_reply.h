@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "client/call/reply_decoder.h"
+#include "client/call/reply_landings.h"
 #include "proto/attnd/v1/attention.pb.h"
 
 namespace attnd {
@@ -23,6 +24,8 @@ class StreamReply {
   // the header's bytes, and header() stays empty.
   using TakeHeader = std::function<absl::Status(const std::string& bytes)>;
   StreamReply(const std::vector<ReplyPayload>& payloads, TakeHeader take_header);
+  // One of several streams of a reply, whose chunks land there; outlives it.
+  StreamReply(ReplyLandings& landings, TakeHeader take_header);
   StreamReply(StreamReply&&) = delete;
 
   // The stream's next message.
@@ -39,9 +42,11 @@ class StreamReply {
   };
   absl::Status ReadHeader(google::protobuf::io::CodedInputStream& in, int64_t bytes);
   absl::Status TakeChunk(google::protobuf::io::CodedInputStream& in);
-  absl::Status Land(google::protobuf::io::CodedInputStream& in, int64_t bytes, Landing& landing);
+  absl::Status TakeData(google::protobuf::io::CodedInputStream& in, uint64_t tensor,
+                        uint64_t offset, uint64_t bytes);
 
   const TakeHeader take_header_;
+  ReplyLandings* const shared_ = nullptr;  // null: all chunks come in this stream
   std::vector<Landing> landings_;
   ReplyHeader header_;
   bool has_header_ = false;

@@ -68,6 +68,24 @@ absl::StatusOr<v1::RegisterModuleResponse> RemoteModule::RegisterAgain(ModuleTry
   return RegisterAnew(rpcs(), attempt);
 }
 
+void RemoteModule::Registered(const v1::RegisterModuleResponse& reply) {
+  token_ = reply.token();
+  carry_streams_ = static_cast<int>(reply.carry_streams());
+  ++life_;
+  history_ = reply.status().history_epoch();
+  sequence_ = reply.status().sequence();
+  optimizer_step_ = reply.status().optimizer_step();
+  lost_ = absl::OkStatus();
+  is_behind_ = false;
+  absl::MutexLock log_lock(&log_mutex_);
+  log_.Begin(sequence_);
+  micro_batches_ = 0;
+  for (uint32_t end : reply.status().micro_batches())
+    micro_batches_ = std::max(micro_batches_, end);
+  unused_.clear();
+  snapshot_ = nullptr;
+}
+
 absl::StatusOr<v1::RegisterModuleResponse> RemoteModule::RegisterAnew(const ModuleRpcs& at,
                                                                       ModuleTry& attempt) {
   v1::RegisterModuleResponse reply;

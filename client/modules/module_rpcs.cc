@@ -7,11 +7,13 @@
 #include <optional>
 #include <utility>
 
+#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/call/shared_tensors.h"
 #include "client/call/stream_reply.h"
 #include "client/call/unary_call.h"
+#include "client/modules/carry_streams.h"
 #include "client/modules/module_errors.h"
 #include "client/modules/module_stream.h"
 #include "proto/attnd/v1/chunk_framing.h"
@@ -79,12 +81,11 @@ void NamePayloads(const std::vector<StreamedPayload>& payloads, Header& header) 
   }
 }
 
-int64_t BytesOf(const std::vector<StreamedPayload>& payloads) {
-  int64_t bytes = 0;
-  for (const StreamedPayload& payload : payloads) {
-    bytes += static_cast<int64_t>(payload.bytes.size());
-  }
-  return bytes;
+// Unlike those of other calls, of any client.
+std::string NewCarryName() {
+  thread_local absl::BitGen random;
+  return absl::StrCat(absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16),
+                      absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
 }
 
 void AddUnlessEmpty(int field, const KeptBytes& bytes, std::vector<StreamedPayload>& payloads) {
@@ -125,74 +126,6 @@ v1::TensorName NameOf(int field) {
     default:
       return v1::TENSOR_NAME_D_X;
   }
-}
-
-// A call's method, and its tensors.
-struct Exchanged {
-  const char* method;
-  std::vector<StreamedPayload> inputs;
-  std::vector<ReplyPayload> outputs;
-};
-
-// All of a call's tensors in shared memory; nothing where they are small, or the daemon or the
-// memory does not take them.
-std::optional<SharedTensors> Share(const ClientCore& core, const Exchanged& call) {
-  if (core.shared_memory == nullptr) return std::nullopt;
-  int64_t bytes = BytesOf(call.inputs);
-  for (const ReplyPayload& output : call.outputs) {
-    bytes = std::max(bytes, output.runs.total_bytes());
-  }
-  if (bytes < SharedTensors::kFewBytes) return std::nullopt;
-  SharedTensors shared(*core.shared_memory);
-  for (const StreamedPayload& input : call.inputs) {
-    shared.AddInput(NameOf(input.field_number), OneRun(static_cast<int64_t>(input.bytes.size())),
-                    input.bytes.data());
-  }
-  for (const ReplyPayload& output : call.outputs) {
-    shared.AddOutput(NameOf(output.field_number), output.runs, output.tensor);
-  }
-  if (!shared.Place() || !core.shared_memory->takes_modules()) return std::nullopt;
-  return shared;
-}
-
-// The tensors travel.
-template <class Header, class Result>
-absl::Status StreamCall(const ClientCore& core, int address, const CallMetadata& metadata,
-                        Exchanged call, const Header& header, Result& result, ModuleTry& attempt) {
-  const int64_t bytes = BytesOf(call.inputs);
-  PayloadMessages request(header.SerializeAsString(), std::move(call.inputs));
-  StreamReply reply(call.outputs, [&result](const std::string& bytes) {
-    return result.ParseFromString(bytes) ? absl::OkStatus() : Malformed("header: cannot be parsed");
-  });
-  const StreamEnds ends{.next =
-                            [&](bool& last) {
-                              grpc::ByteBuffer message = request.Next();
-                              last = request.done();
-                              return message;
-                            },
-                        .take = [&](grpc::ByteBuffer& message) { return reply.Take(message); }};
-  RETURN_IF_ERROR(RunStream(core, address, call.method, metadata, bytes, ends, attempt.deadline,
-                            attempt.options, attempt.pushback));
-  return reply.CheckComplete();
-}
-
-// After a failure the daemon may still use the memory; EndUse waits for it to let go. A daemon that
-// was started anew knows the regions no more: then the tensors travel.
-template <class Header, class Result>
-absl::Status Exchange(const ClientCore& core, int address, const CallMetadata& metadata,
-                      Exchanged call, Header header, Result& result, ModuleTry& attempt) {
-  if (std::optional<SharedTensors> shared = Share(core, call); shared.has_value()) {
-    *header.mutable_shared_memory() = shared->message();
-    absl::Status done =
-        StreamCall(core, address, metadata, {call.method, {}, {}}, header, result, attempt);
-    if (done.ok()) shared->Land();
-    if (!done.ok()) core.shared_memory->EndUse(shared->message().use());
-    if (!IsRegionUnknown(done)) return done;
-    core.shared_memory->Forget();
-    header.clear_shared_memory();
-  }
-  NamePayloads(call.inputs, header);
-  return StreamCall(core, address, metadata, std::move(call), header, result, attempt);
 }
 
 // The messages of one PutTensors.
@@ -239,6 +172,102 @@ class PutMessages {
 };
 
 }  // namespace
+
+// A call's method, and its tensors.
+struct ModuleRpcs::Exchanged {
+  const char* method;
+  std::vector<StreamedPayload> inputs;
+  std::vector<ReplyPayload> outputs;
+
+  int64_t sent_bytes() const {
+    int64_t bytes = 0;
+    for (const StreamedPayload& input : inputs) bytes += static_cast<int64_t>(input.bytes.size());
+    return bytes;
+  }
+  int64_t received_bytes() const {
+    int64_t bytes = 0;
+    for (const ReplyPayload& output : outputs) bytes += output.runs.total_bytes();
+    return bytes;
+  }
+  // All tensors in shared memory; nothing where they are small, or the daemon or the memory does
+  // not take them.
+  std::optional<SharedTensors> Share(const ClientCore& core) const {
+    if (core.shared_memory == nullptr) return std::nullopt;
+    int64_t bytes = sent_bytes();
+    for (const ReplyPayload& output : outputs) bytes = std::max(bytes, output.runs.total_bytes());
+    if (bytes < SharedTensors::kFewBytes) return std::nullopt;
+    SharedTensors shared(*core.shared_memory);
+    for (const StreamedPayload& input : inputs) {
+      shared.AddInput(NameOf(input.field_number), OneRun(static_cast<int64_t>(input.bytes.size())),
+                      input.bytes.data());
+    }
+    for (const ReplyPayload& output : outputs) {
+      shared.AddOutput(NameOf(output.field_number), output.runs, output.tensor);
+    }
+    if (!shared.Place() || !core.shared_memory->takes_modules()) return std::nullopt;
+    return shared;
+  }
+};
+
+// The tensors travel, large ones over several connections.
+template <class Header, class Result>
+absl::Status ModuleRpcs::Stream(Exchanged call, Header& header, Result& result,
+                                ModuleTry& attempt) const {
+  auto take_header = [&result](const std::string& bytes) {
+    return result.ParseFromString(bytes) ? absl::OkStatus() : Malformed("header: cannot be parsed");
+  };
+  const int64_t bytes = call.sent_bytes();
+  const int carriers = CarryStreamCount(core_, carry_streams_, bytes, call.received_bytes());
+  OutgoingChunks chunks(std::move(call.inputs));
+  bool has_begun = false;
+  auto next = [&](bool& last) -> std::optional<grpc::ByteBuffer> {
+    if (std::exchange(has_begun, true)) return chunks.Next(last);
+    last = chunks.done();
+    return HeaderMessage(header);
+  };
+  if (carriers == 0) {
+    StreamReply reply(call.outputs, take_header);
+    RETURN_IF_ERROR(RunStream(
+        core_, address_, call.method, metadata_, bytes,
+        {.next = next, .take = [&](grpc::ByteBuffer& message) { return reply.Take(message); }},
+        attempt.deadline, attempt.options, attempt.pushback));
+    return reply.CheckComplete();
+  }
+  v1::ModuleCarryHeader carry;
+  carry.set_token(header.token());
+  carry.set_carry(NewCarryName());
+  header.set_carry(carry.carry());
+  ReplyLandings landings(call.outputs);
+  StreamReply reply(landings, take_header);
+  const int64_t share = bytes / (carriers + 1);
+  CarryStreams beside({core_, address_, metadata_, carry, chunks, landings, share, attempt.deadline,
+                       attempt.options},
+                      carriers);
+  const absl::Status own = RunStream(
+      core_, address_, call.method, metadata_, share,
+      {.next = next, .take = [&](grpc::ByteBuffer& message) { return reply.Take(message); }},
+      attempt.deadline, beside.options(), attempt.pushback);
+  RETURN_IF_ERROR(beside.Finish(own));
+  return reply.CheckComplete();
+}
+
+// After a failure the daemon may still use the memory; EndUse waits for it to let go. A daemon that
+// was started anew knows the regions no more: then the tensors travel.
+template <class Header, class Result>
+absl::Status ModuleRpcs::Exchange(Exchanged call, Header header, Result& result,
+                                  ModuleTry& attempt) const {
+  if (std::optional<SharedTensors> shared = call.Share(core_); shared.has_value()) {
+    *header.mutable_shared_memory() = shared->message();
+    absl::Status done = Stream({call.method, {}, {}}, header, result, attempt);
+    if (done.ok()) shared->Land();
+    if (!done.ok()) core_.shared_memory->EndUse(shared->message().use());
+    if (!IsRegionUnknown(done)) return done;
+    core_.shared_memory->Forget();
+    header.clear_shared_memory();
+  }
+  NamePayloads(call.inputs, header);
+  return Stream(std::move(call), header, result, attempt);
+}
 
 absl::Status ModuleRpcs::Unary(const char* method, const google::protobuf::MessageLite& request,
                                google::protobuf::MessageLite& reply, ModuleTry& attempt) const {
@@ -292,7 +321,7 @@ absl::Status ModuleRpcs::Forward(v1::ModuleForwardHeader header, const SentForwa
                                  ModuleTry& attempt) const {
   Exchanged call{"/attnd.v1.Modules/Forward", PayloadsOf(inputs), {}};
   AddUnlessEmpty(kY, "y", y, call.outputs);
-  return Exchange(core_, address_, metadata_, std::move(call), std::move(header), result, attempt);
+  return Exchange(std::move(call), std::move(header), result, attempt);
 }
 
 absl::Status ModuleRpcs::Backward(v1::ModuleBackwardHeader header, const SentForward* inputs,
@@ -303,7 +332,7 @@ absl::Status ModuleRpcs::Backward(v1::ModuleBackwardHeader header, const SentFor
   call.inputs.push_back({kDy, dy});
   AddUnlessEmpty(kDMemory, "d_memory", out.d_memory, call.outputs);
   AddUnlessEmpty(kDx, "dx", out.dx, call.outputs);
-  return Exchange(core_, address_, metadata_, std::move(call), std::move(header), result, attempt);
+  return Exchange(std::move(call), std::move(header), result, attempt);
 }
 
 absl::Status ModuleRpcs::Put(const v1::PutTensorsHeader& header, const SentPut& put,

@@ -34,9 +34,10 @@ struct BackwardOutputsOfModule {
 class ModuleRpcs {
  public:
   // `name`: of the module, in the metadata of each call, by which a proxy keeps its calls at one
-  // daemon; empty: of no module.
-  ModuleRpcs(const ClientCore& core, int address, const std::string& name = "")
-      : core_(core), address_(address) {
+  // daemon; empty: of no module. `carry_streams`: as RegisterModuleResponse has them.
+  ModuleRpcs(const ClientCore& core, int address, const std::string& name = "",
+             int carry_streams = 0)
+      : core_(core), address_(address), carry_streams_(carry_streams) {
     if (!name.empty()) metadata_.emplace_back("attnd-module", name);
   }
 
@@ -72,11 +73,16 @@ class ModuleRpcs {
                    ModuleTry& attempt) const;
 
  private:
+  struct Exchanged;
   absl::Status Unary(const char* method, const google::protobuf::MessageLite& request,
                      google::protobuf::MessageLite& reply, ModuleTry& attempt) const;
+  template <class Header, class Result>
+  absl::Status Stream(Exchanged call, Header& header, Result& result, ModuleTry& attempt) const;
+  template <class Header, class Result>
+  absl::Status Exchange(Exchanged call, Header header, Result& result, ModuleTry& attempt) const;
 
   const ClientCore& core_;
-  const int address_;
+  const int address_, carry_streams_;
   CallMetadata metadata_;
 };
 

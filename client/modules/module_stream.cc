@@ -45,7 +45,8 @@ class Stream {
     --pending_;
     switch (static_cast<Op>(reinterpret_cast<intptr_t>(tag))) {
       case kWrite:
-        if (ok && !written_) Write();
+        writing_ = false;
+        if (ok) Write();
         return;
       case kRead:
         return ok ? Take() : Finish();
@@ -64,10 +65,16 @@ class Stream {
     return reinterpret_cast<void*>(op);
   }
   void Write() {
-    grpc::ByteBuffer message = ends_.next(written_);
+    if (written_ || writing_ || finishing_) return;
+    const std::optional<grpc::ByteBuffer> message = ends_.next(written_);
+    if (!message.has_value()) {
+      if (written_) stream_->WritesDone(Pending(kWrite));
+      return;
+    }
+    writing_ = true;
     grpc::WriteOptions options;
     if (written_) options.set_last_message();
-    stream_->Write(message, options, Pending(kWrite));
+    stream_->Write(*message, options, Pending(kWrite));
   }
   void Read() { stream_->Read(&message_, Pending(kRead)); }
   void Take() {
@@ -76,9 +83,13 @@ class Stream {
     Read();
     if (!taken_.ok()) return;
     taken_ = ends_.take(message);
-    if (!taken_.ok()) context_.TryCancel();
+    if (!taken_.ok()) return context_.TryCancel();
+    Write();
   }
-  void Finish() { stream_->Finish(&status_, Pending(kFinish)); }
+  void Finish() {
+    finishing_ = true;
+    stream_->Finish(&status_, Pending(kFinish));
+  }
 
   grpc::ClientContext& context_;
   const StreamEnds& ends_;
@@ -86,39 +97,44 @@ class Stream {
   grpc::ByteBuffer message_;
   grpc::Status status_;
   absl::Status taken_;
-  bool written_ = false, finished_ = false;
+  bool writing_ = false, written_ = false, finishing_ = false, finished_ = false;
   int pending_ = 0;
 };
 
 }  // namespace
 
-PayloadMessages::PayloadMessages(std::string header, std::vector<StreamedPayload> payloads)
-    : header_(std::move(header)), payloads_(std::move(payloads)) {
-  SkipEmpty();
+OutgoingChunks::OutgoingChunks(std::vector<StreamedPayload> payloads)
+    : payloads_(std::move(payloads)) {
+  std::erase_if(payloads_, [](const StreamedPayload& payload) { return payload.bytes.empty(); });
+  std::reverse(payloads_.begin(), payloads_.end());
 }
 
-void PayloadMessages::SkipEmpty() {
-  while (current_ < payloads_.size() && payloads_[current_].bytes.empty()) ++current_;
+bool OutgoingChunks::done() const {
+  absl::MutexLock lock(&mutex_);
+  return payloads_.empty();
 }
 
-grpc::ByteBuffer PayloadMessages::Next() {
-  if (header_left_) {
-    header_left_ = false;
-    grpc::Slice slice(FrameHeader(header_));
-    return grpc::ByteBuffer(&slice, 1);
-  }
-  const StreamedPayload& payload = payloads_[current_];
+std::optional<grpc::ByteBuffer> OutgoingChunks::Next(bool& last) {
+  absl::MutexLock lock(&mutex_);
+  last = payloads_.empty();
+  if (last) return std::nullopt;
+  const StreamedPayload& payload = payloads_.back();
   const auto total = static_cast<int64_t>(payload.bytes.size());
   const int64_t size = std::min(kChunkBytes, total - offset_);
-  grpc::Slice slices[] = {grpc::Slice(ChunkPrefix(payload.field_number, offset_, size)),
-                          SliceOf(payload.bytes, offset_, size)};
+  const grpc::Slice slices[] = {grpc::Slice(ChunkPrefix(payload.field_number, offset_, size)),
+                                SliceOf(payload.bytes, offset_, size)};
   offset_ += size;
   if (offset_ == total) {
-    ++current_;
+    payloads_.pop_back();
     offset_ = 0;
-    SkipEmpty();
   }
+  last = payloads_.empty();
   return grpc::ByteBuffer(slices, 2);
+}
+
+grpc::ByteBuffer HeaderMessage(const google::protobuf::MessageLite& header) {
+  const grpc::Slice slice(FrameHeader(header.SerializeAsString()));
+  return grpc::ByteBuffer(&slice, 1);
 }
 
 absl::Status RunStream(const ClientCore& core, int address, const std::string& method,

@@ -8,16 +8,20 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/call/client_core.h"
 #include "client/call/unary_call.h"
 #include "client/channels/grpc_status.h"
 #include "client/modules/kept_bytes.h"
 #include "client/types/call_options.h"
+#include "google/protobuf/message_lite.h"
 
 namespace attnd {
 
@@ -26,26 +30,28 @@ struct StreamedPayload {
   KeptBytes bytes;
 };
 
-// The messages of a request: its header, then each payload that is not empty in chunks.
-class PayloadMessages {
+// The chunks of a request's payloads, each a message. Any thread.
+class OutgoingChunks {
  public:
-  PayloadMessages(std::string header, std::vector<StreamedPayload> payloads);
-  bool done() const { return !header_left_ && current_ == payloads_.size(); }
-  grpc::ByteBuffer Next();  // not when done()
+  explicit OutgoingChunks(std::vector<StreamedPayload> payloads);
+
+  bool done() const;
+  // nullopt: none is left. `last`: none is left behind it.
+  std::optional<grpc::ByteBuffer> Next(bool& last);
 
  private:
-  void SkipEmpty();
-
-  const std::string header_;
-  const std::vector<StreamedPayload> payloads_;
-  bool header_left_ = true;
-  size_t current_ = 0;
-  int64_t offset_ = 0;
+  mutable absl::Mutex mutex_;
+  std::vector<StreamedPayload> payloads_ ABSL_GUARDED_BY(mutex_);  // the next one last
+  int64_t offset_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
+// A whole message with a request's header.
+grpc::ByteBuffer HeaderMessage(const google::protobuf::MessageLite& header);
+
 struct StreamEnds {
-  // The next message of the request; `last` is set with the last one.
-  std::function<grpc::ByteBuffer(bool& last)> next;
+  // The next message of the request; `last` is set with the last one, or where there is none more.
+  // nullopt without `last`: it is asked for again after each message of the reply.
+  std::function<std::optional<grpc::ByteBuffer>(bool& last)> next;
   // Each message of the reply; an error ends the RPC.
   std::function<absl::Status(grpc::ByteBuffer& message)> take;
 };

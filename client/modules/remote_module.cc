@@ -144,23 +144,6 @@ absl::StatusOr<v1::RegisterModuleResponse> RemoteModule::Register(const CallOpti
   return reply;
 }
 
-void RemoteModule::Registered(const v1::RegisterModuleResponse& reply) {
-  token_ = reply.token();
-  ++life_;
-  history_ = reply.status().history_epoch();
-  sequence_ = reply.status().sequence();
-  optimizer_step_ = reply.status().optimizer_step();
-  lost_ = absl::OkStatus();
-  is_behind_ = false;
-  absl::MutexLock log_lock(&log_mutex_);
-  log_.Begin(sequence_);
-  micro_batches_ = 0;
-  for (uint32_t end : reply.status().micro_batches())
-    micro_batches_ = std::max(micro_batches_, end);
-  unused_.clear();
-  snapshot_ = nullptr;
-}
-
 v1::RegisterModuleRequest RemoteModule::Request() const {
   v1::RegisterModuleRequest request = request_;
   request.set_owner_epoch(epoch_);

@@ -16,7 +16,7 @@ struct AdmissionLimits {
   double max_queue_seconds = 30;            // estimated work ahead of a new call
   int64_t caller_max_calls = 1024;          // of max_calls, by one caller
   int64_t caller_max_bytes = int64_t{1} << 30;
-  int64_t call_bytes = int64_t{160} << 20;  // of calls beside their tensors: CallRoom
+  int64_t call_bytes = int64_t{224} << 20;  // of calls beside their tensors: CallRoom
   int64_t max_reply_bytes = int64_t{16} << 20;
   absl::Duration max_deadline = absl::Minutes(10);  // of a call that brings none, or a later one
 };

@@ -8,8 +8,9 @@ namespace attnd {
 namespace {
 
 constexpr std::array<absl::string_view, kModuleMethods> kMethodNames = {
-    "Register", "GetModule",     "ListModules",  "Renew", "Release",    "Forward",
-    "Backward", "GradientStats", "SumGradients", "Step",  "PutTensors", "GetTensors"};
+    "Register",   "GetModule",  "ListModules",   "Renew",        "Release",
+    "Forward",    "Backward",   "GradientStats", "SumGradients", "Step",
+    "PutTensors", "GetTensors", "Carry"};
 constexpr std::array<const char*, 2> kPasses = {"forward", "backward"};
 constexpr std::array<const char*, kModuleStages> kStages = {"queue", "compute"};
 constexpr std::array<const char*, kStepOutcomes> kOutcomes = {"applied", "skipped", "replayed",

@@ -30,9 +30,10 @@ enum class ModuleMethod : uint8_t {
   kSumGradients,
   kStep,
   kPutTensors,
-  kGetTensors
+  kGetTensors,
+  kCarry
 };
-inline constexpr int kModuleMethods = 12;
+inline constexpr int kModuleMethods = 13;
 absl::string_view ModuleMethodName(ModuleMethod method);
 
 enum class StepOutcome : uint8_t { kApplied, kSkipped, kReplayed, kRefused };

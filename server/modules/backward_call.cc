@@ -58,6 +58,7 @@ absl::Status CheckHeader(const v1::ModuleBackwardHeader& header) {
   if (forward.has_options()) return none("forward.options", "some");
   if (forward.payload_size() > 0) return none("forward.payload", "some");
   if (forward.has_shared_memory()) return none("forward.shared_memory", "some");
+  if (!forward.carry().empty()) return none("forward.carry", "some");
   if (!forward.training()) {
     return FieldError(reason::kBadField, "forward.training", "true", "false");
   }
@@ -116,7 +117,7 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
   ASSIGN_OR_RETURN(gradient.payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
                                                      MemoryOf(call), call.stream));
   call.times.admitted = SteadyNow();
-  RETURN_IF_ERROR(gradient.payloads.Receive(call.stream, type));
+  RETURN_IF_ERROR(gradient.payloads.Receive(call.stream, type, call.wait));
   if (!header.no_weight_gradients()) {
     const absl::Span<const std::byte> dy = gradient.payloads[kDyField];
     const bool is_small = dy.size() < kSmallDigestBytes;

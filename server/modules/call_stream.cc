@@ -115,23 +115,36 @@ bool CallStream::Read(grpc::ByteBuffer& message) {
 bool CallStream::Write(grpc::ByteBuffer message) {
   {
     absl::MutexLock lock(&mutex_);
-    if (!write_ok_ || cancelled_ || !cut_.ok()) return false;
-    if (holds_message_) write_done_ = false;
+    if (IsBroken()) return false;
   }
   const auto bytes = static_cast<int64_t>(message.Length());
   no_room_ = room_.HoldReply(bytes);
-  if (!no_room_.ok()) return false;
-  if (std::exchange(holds_message_, true)) {
-    if (!std::exchange(sending_, true)) progress()->Begin();
-    StartWriting(&write_);
-    absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(&write_done_));  // the watch and a cancel end it too
-    if (!write_ok_) return false;
-  }
+  if (!no_room_.ok() || !WriteHeld()) return false;
+  holds_message_ = true;
   write_ = WithProgress(message, progress());
   deps_.metrics.Sent(unix_socket_, bytes);
   sent_bytes_ += bytes;
   return true;
+}
+
+bool CallStream::WriteHeld() {
+  if (!std::exchange(holds_message_, false)) return true;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (IsBroken()) return false;
+    write_done_ = false;
+  }
+  if (!std::exchange(sending_, true)) progress()->Begin();
+  StartWriting(&write_);
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&write_done_));  // the watch and a cancel end it too
+  return write_ok_;
+}
+
+bool CallStream::Flush() {
+  const bool written = WriteHeld();
+  sending_ = false;
+  return written;
 }
 
 void CallStream::Shared(int64_t received_bytes, int64_t sent_bytes) {

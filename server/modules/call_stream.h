@@ -64,6 +64,8 @@ class CallStream : public WatchedCall {
   // follows, or with Finish.
   bool Read(grpc::ByteBuffer& message);
   bool Write(grpc::ByteBuffer message);
+  // Writes the message that is held, where the peer sends its next ones after it.
+  bool Flush();
   // Why: the watch's status, CANCELLED, DEADLINE_EXCEEDED, or that there is no room for a message;
   // OK after a half-close.
   absl::Status Broken() const;
@@ -90,6 +92,10 @@ class CallStream : public WatchedCall {
   void Done();
 
  private:
+  bool IsBroken() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return !write_ok_ || cancelled_ || !cut_.ok();
+  }
+  bool WriteHeld();
   void ReadAhead();
   void RunHandler();
   void Release() {
@@ -108,7 +114,7 @@ class CallStream : public WatchedCall {
   std::stop_source stop_;
   grpc::ByteBuffer read_;       // gRPC's while reading_
   grpc::ByteBuffer write_;      // gRPC's until write_done_
-  bool sending_ = false;        // the handler's: the peer's time runs
+  bool sending_ = false;        // the handler's: the peer's time to read runs
   bool holds_message_ = false;  // the handler's: write_ is yet to be written
   int64_t received_bytes_ = 0, sent_bytes_ = 0;
 

@@ -39,7 +39,7 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
   ASSIGN_OR_RETURN(Payloads payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
                                                      MemoryOf(call), call.stream));
   call.times.admitted = SteadyNow();
-  RETURN_IF_ERROR(payloads.Receive(call.stream, type));
+  RETURN_IF_ERROR(payloads.Receive(call.stream, type, call.wait));
   call.times.landed = SteadyNow();
 
   const bool keep = header.training() && module->record().limits.kept_rows > 0;

@@ -45,6 +45,8 @@ absl::Status ModuleCalls::Run(ModuleMethod method, ModuleCall& call) {
       return PutTensors(call);
     case ModuleMethod::kGetTensors:
       return GetTensors(call);
+    case ModuleMethod::kCarry:
+      return Carry(call);
   }
   return absl::InternalError("no such method");
 }

@@ -122,6 +122,9 @@ class ModuleCalls {
   absl::StatusOr<ActivationId> Recompute(RegisteredModule::Hold& hold, Gradient& gradient,
                                          ModuleCall& call, DeviceYield& yield);
 
+  // carry_call.cc
+  absl::Status Carry(ModuleCall& call);
+
   // step_calls.cc
   absl::Status GradientStatsOf(ModuleCall& call);
   absl::Status FillStats(const RegisteredModule& module, ModuleInstance& instance,
@@ -149,8 +152,9 @@ class ModuleCalls {
   absl::Status CheckNotDraining() const;
   // For a call that computes.
   absl::Status CheckServes(const std::string& token, const std::string& caller) const;
-  PayloadMemory MemoryOf(const ModuleCall& call) const {
-    return {deps_.admission, deps_.staging, deps_.leases, deps_.shared_memory, call.caller};
+  PayloadMemory MemoryOf(const ModuleCall& call) {
+    return {deps_.admission,     deps_.staging, deps_.leases,
+            deps_.shared_memory, carriages_,    call.caller};
   }
   // Returns the turns of the devices that the module is on.
   std::vector<ComputeTurns*> TurnsOf(const RegisteredModule& module);
@@ -170,6 +174,7 @@ class ModuleCalls {
 
   const Deps deps_;
   const PayloadDigests payload_digests_;
+  Carriages carriages_;
   absl::Mutex making_;  // one at a time: what a plan finds free is free, and nobody else measures
   std::deque<ComputeTurns> turns_;  // [devices]
   std::atomic<bool> draining_{false};

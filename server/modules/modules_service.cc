@@ -23,6 +23,14 @@ absl::Status TooManyCalls() {
       absl::Milliseconds(100));
 }
 
+absl::Status TooManyCarry() {
+  return WithRetryAfter(
+      Failure(absl::StatusCode::kResourceExhausted, reason::kTenantQuota,
+              "as many streams of Carry are open as may be; the call goes on without this one",
+              {{"limit", "carry_streams"}, {"value", absl::StrCat(kMaxCarryStreams)}}),
+      absl::Milliseconds(100));
+}
+
 absl::Status TooManyOfCaller(const std::string& caller, int64_t most) {
   return WithRetryAfter(
       Failure(
@@ -79,17 +87,20 @@ void ModulesService::Start(ModuleMethod method, CallStream& stream) {
   }
   stream.Begin([this, method, &stream, caller = *caller] {
     absl::Status entered = stream.Broken();
-    if (entered.ok()) entered = Enter(stream, caller);
+    if (entered.ok()) entered = Enter(method, stream, caller);
     if (!entered.ok()) return Finish(method, stream, caller, entered);
     threads_.Run([this, method, &stream, caller] { Serve(method, stream, caller); });
   });
 }
 
-absl::Status ModulesService::Enter(CallStream& stream, const std::string& caller) {
+absl::Status ModulesService::Enter(ModuleMethod method, CallStream& stream,
+                                   const std::string& caller) {
   const FairShares::Holder holder = {caller, CallerOfPeer(stream.context().peer())};
+  const bool carries = method == ModuleMethod::kCarry;
   FairShares::Share place;
-  const FairShares::Outcome outcome = places_.Take(holder, 1, place);
+  const FairShares::Outcome outcome = (carries ? carry_places_ : places_).Take(holder, 1, place);
   if (outcome == FairShares::Outcome::kTaken) return stream.Enter(std::move(place), holder);
+  if (carries) return TooManyCarry();
   return outcome == FairShares::Outcome::kOwnIsFull
              ? TooManyOfCaller(caller, places_.most_of_caller())
              : TooManyCalls();
@@ -193,18 +204,25 @@ grpc::ServerUnaryReactor* ModulesService::Release(Context* context, const Bytes*
   return StartUnary(ModuleMethod::kRelease, context, request, reply);
 }
 
+BidiStream* ModulesService::StartBidi(ModuleMethod method, Context* context) {
+  auto* stream = new BidiStream(deps_.streams, *context, kStreamedReply);
+  Start(method, *stream);
+  return stream;
+}
+
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ModulesService::Forward(
     Context* context) {
-  auto* stream = new BidiStream(deps_.streams, *context, kStreamedReply);
-  Start(ModuleMethod::kForward, *stream);
-  return stream;
+  return StartBidi(ModuleMethod::kForward, context);
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ModulesService::Backward(
     Context* context) {
-  auto* stream = new BidiStream(deps_.streams, *context, kStreamedReply);
-  Start(ModuleMethod::kBackward, *stream);
-  return stream;
+  return StartBidi(ModuleMethod::kBackward, context);
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ModulesService::Carry(
+    Context* context) {
+  return StartBidi(ModuleMethod::kCarry, context);
 }
 
 grpc::ServerUnaryReactor* ModulesService::GradientStats(Context* context, const Bytes* request,

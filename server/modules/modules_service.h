@@ -20,6 +20,8 @@
 namespace attnd {
 
 inline constexpr int kMaxModuleCalls = 64;
+// Beside them. A call does without, where there is no place.
+inline constexpr int kMaxCarryStreams = 32;
 
 using ModulesWithLife =
     v1::Modules::WithRawCallbackMethod_Register<v1::Modules::WithRawCallbackMethod_GetModule<
@@ -29,7 +31,8 @@ using ModulesServiceBase = v1::Modules::WithRawCallbackMethod_Forward<
     v1::Modules::WithRawCallbackMethod_Backward<v1::Modules::WithRawCallbackMethod_GradientStats<
         v1::Modules::WithRawCallbackMethod_SumGradients<
             v1::Modules::WithRawCallbackMethod_Step<v1::Modules::WithRawCallbackMethod_PutTensors<
-                v1::Modules::WithRawCallbackMethod_GetTensors<ModulesWithLife>>>>>>>;
+                v1::Modules::WithRawCallbackMethod_GetTensors<
+                    v1::Modules::WithRawCallbackMethod_Carry<ModulesWithLife>>>>>>>>;
 
 class ModulesService final : public ModulesServiceBase {
  public:
@@ -42,7 +45,8 @@ class ModulesService final : public ModulesServiceBase {
     Logger& log;
     absl::Duration longest;  // a call's deadline at most
   };
-  explicit ModulesService(const Deps& deps) : deps_(deps), threads_(kMaxModuleCalls) {}
+  explicit ModulesService(const Deps& deps)
+      : deps_(deps), threads_(kMaxModuleCalls + kMaxCarryStreams) {}
 
   using Context = grpc::CallbackServerContext;
   using Bytes = grpc::ByteBuffer;
@@ -55,6 +59,7 @@ class ModulesService final : public ModulesServiceBase {
   grpc::ServerUnaryReactor* Release(Context* context, const Bytes* request, Bytes* reply) override;
   grpc::ServerBidiReactor<Bytes, Bytes>* Forward(Context* context) override;
   grpc::ServerBidiReactor<Bytes, Bytes>* Backward(Context* context) override;
+  grpc::ServerBidiReactor<Bytes, Bytes>* Carry(Context* context) override;
   grpc::ServerUnaryReactor* GradientStats(Context* context, const Bytes* request,
                                           Bytes* reply) override;
   grpc::ServerUnaryReactor* SumGradients(Context* context, const Bytes* request,
@@ -68,7 +73,8 @@ class ModulesService final : public ModulesServiceBase {
                           Bytes* reply);
   void Start(ModuleMethod method, CallStream& stream);
   // Refuses a caller, or an address, that has as many calls as it may.
-  absl::Status Enter(CallStream& stream, const std::string& caller);
+  absl::Status Enter(ModuleMethod method, CallStream& stream, const std::string& caller);
+  BidiStream* StartBidi(ModuleMethod method, Context* context);
   void Serve(ModuleMethod method, CallStream& stream, const std::string& caller);
   void Finish(ModuleMethod method, CallStream& stream, const std::string& caller,
               const absl::Status& status);
@@ -76,7 +82,7 @@ class ModulesService final : public ModulesServiceBase {
   void AddLoad(CallStream& stream, const std::string& caller);
 
   const Deps deps_;
-  FairShares places_{kMaxModuleCalls};
+  FairShares places_{kMaxModuleCalls}, carry_places_{kMaxCarryStreams};
   TaskQueue threads_;
 };
 

@@ -89,14 +89,33 @@ absl::Status CheckTold(const std::vector<PayloadSpec>& specs,
                     absl::StrCat(told[n].tensor()));
 }
 
+// Has `take` say of each chunk until half-close where it lands: it calls land(to, call_bytes).
+template <class Take>
+absl::Status ReadChunks(CallStream& stream, const google::protobuf::Descriptor& type,
+                        const Take& take) {
+  for (grpc::ByteBuffer buffer; stream.Read(buffer);) {
+    const MessageBytes message(buffer);
+    ASSIGN_OR_RETURN(const MessagePart part, PartOf(message, type));
+    if (part.field != kChunkField) {
+      return FieldError(reason::kChunkOrder, "header", "one header", "two");
+    }
+    ASSIGN_OR_RETURN(const ChunkPart chunk, ChunkOf(message, part.range));
+    RETURN_IF_ERROR(take(chunk, [&](std::byte* to, int64_t call_bytes) {
+      message.ForEachPiece(chunk.data, [&](absl::Span<const uint8_t> bytes) {
+        LandPiece(to, bytes, call_bytes);
+        to += bytes.size();
+      });
+    }));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-void Payloads::DropBlock(void* block) { delete static_cast<std::shared_ptr<const Staged>*>(block); }
-
-// A slice over a block, which holds it.
-grpc::Slice Payloads::SliceOf(const Placed& placed, int64_t offset, int64_t bytes) {
-  return grpc::Slice(placed.data + offset, static_cast<size_t>(bytes), &DropBlock,
-                     new std::shared_ptr<const Staged>(placed.block));
+absl::Status CheckCarry(const std::string& carry) {
+  if (carry.size() <= kMaxCarryBytes && !carry.empty()) return absl::OkStatus();
+  return FieldError(reason::kBadField, "carry", absl::StrCat("1..", kMaxCarryBytes, " bytes"),
+                    absl::StrCat(carry.size(), " bytes"));
 }
 
 absl::Status Payloads::FindShared(const std::vector<PayloadSpec>& specs, const ToldPayloads& told,
@@ -126,68 +145,83 @@ absl::StatusOr<Payloads> Payloads::Make(std::vector<PayloadSpec> specs, const To
     if (shared == nullptr) staged_bytes += AlignedSize(spec.bytes);
   }
   ASSIGN_OR_RETURN(Ticket ticket, memory.admission.HoldStaging(memory.caller, staged_bytes));
-  for (Placed& placed : payloads.placed_) {
+  for (PlacedPayload& placed : payloads.placed_) {
     if (placed.data != nullptr) continue;
     const int64_t bytes = AlignedSize(placed.spec.bytes);
     ASSIGN_OR_RETURN(StagingBlock block, TakeBlock(bytes, memory.staging, memory.leases));
     placed.data = block.data();
-    placed.block = std::make_shared<const Staged>(Staged{ticket.SplitOff(bytes), std::move(block)});
+    placed.block = std::make_shared<const StagedPayload>(
+        StagedPayload{ticket.SplitOff(bytes), std::move(block)});
+  }
+  if (!told.carry.empty()) {
+    RETURN_IF_ERROR(CheckCarry(told.carry));
+    std::shared_ptr<Carriage> carriage = memory.carriages.Of(memory.caller, told.carry);
+    RETURN_IF_ERROR(carriage->Admit(payloads.placed_));
+    payloads.carriage_ = CarriageLead(std::move(carriage));
   }
   return payloads;
 }
 
 absl::Span<std::byte> Payloads::operator[](int field) const {
-  for (const Placed& placed : placed_) {
+  for (const PlacedPayload& placed : placed_) {
     if (placed.spec.field != field) continue;
     return {placed.data, static_cast<size_t>(placed.spec.bytes)};
   }
   return {};
 }
 
-absl::Status Payloads::Receive(CallStream& stream, const google::protobuf::Descriptor& type) {
+absl::Status Payloads::Receive(CallStream& stream, const google::protobuf::Descriptor& type,
+                               const CallWait& wait) {
+  if (carriage_.get() != nullptr) {
+    RETURN_IF_ERROR(ReceiveCarried(stream, type, *carriage_.get()));
+    return carriage_.get()->AwaitLanded(wait);
+  }
   std::vector<TensorSpec> inputs;
   int64_t input_bytes = 0;
-  for (const Placed& placed : placed_) {
-    if (!placed.spec.is_input || placed.block == nullptr) continue;
+  for (const PlacedPayload& placed : placed_) {
+    if (!placed.IsReceived()) continue;
     input_bytes += placed.spec.bytes;
     inputs.push_back(TensorOf(placed.spec));
     inputs.back().id = placed.spec.field;
   }
   ChunkSequence sequence(inputs);
-  for (grpc::ByteBuffer buffer; stream.Read(buffer);) {
-    const MessageBytes message(buffer);
-    ASSIGN_OR_RETURN(const MessagePart part, PartOf(message, type));
-    if (part.field != kChunkField) {
-      return FieldError(reason::kChunkOrder, "header", "one header", "two");
-    }
-    ASSIGN_OR_RETURN(const ChunkPart chunk, ChunkOf(message, part.range));
+  RETURN_IF_ERROR(ReadChunks(stream, type, [&](const ChunkPart& chunk, const auto& land) {
     ASSIGN_OR_RETURN(const int field, sequence.Take(chunk.tensor, chunk.offset, chunk.data.size));
-    std::byte* to = (*this)[field].data() + chunk.offset;
-    message.ForEachPiece(chunk.data, [&](absl::Span<const uint8_t> bytes) {
-      LandPiece(to, bytes, input_bytes);
-      to += bytes.size();
-    });
-  }
+    land((*this)[field].data() + chunk.offset, input_bytes);
+    return absl::OkStatus();
+  }));
   return BrokenOr(stream, sequence.CheckComplete());
 }
 
+absl::Status ReceiveCarried(CallStream& stream, const google::protobuf::Descriptor& type,
+                            Carriage& carriage) {
+  RETURN_IF_ERROR(ReadChunks(stream, type, [&](const ChunkPart& chunk, const auto& land) {
+    ASSIGN_OR_RETURN(const Carriage::Place place,
+                     carriage.Claim(chunk.tensor, chunk.offset, chunk.data.size));
+    land(place.to, carriage.input_bytes());
+    carriage.Landed(chunk.data.size);
+    return absl::OkStatus();
+  }));
+  return stream.Broken();
+}
+
 absl::Status Payloads::Send(CallStream& stream, grpc::ByteBuffer header) {
-  std::erase_if(placed_, [](const Placed& placed) { return !placed.IsSent(); });
-  const absl::Status gone = absl::CancelledError("the caller is gone");
-  if (!stream.Write(std::move(header))) return BrokenOr(stream, gone);
-  for (const Placed& placed : placed_) {
-    for (int64_t at = 0; at < placed.spec.bytes; at += kChunkBytes) {
-      const int64_t bytes = std::min(kChunkBytes, placed.spec.bytes - at);
-      const grpc::Slice parts[2] = {grpc::Slice(ChunkPrefix(placed.spec.field, at, bytes)),
-                                    SliceOf(placed, at, bytes)};
-      if (!stream.Write(grpc::ByteBuffer(parts, 2))) return BrokenOr(stream, gone);
-    }
+  std::erase_if(placed_, [](const PlacedPayload& placed) { return !placed.IsSent(); });
+  const auto chunks = std::make_shared<LeavingChunks>(std::exchange(placed_, {}));
+  if (carriage_.get() != nullptr) carriage_.get()->Leave(chunks);
+  const bool begun = stream.Write(std::move(header));
+  return begun ? SendChunks(stream, *chunks) : BrokenOr(stream, CallerIsGone());
+}
+
+absl::Status SendChunks(CallStream& stream, LeavingChunks& chunks) {
+  while (std::optional<grpc::ByteBuffer> chunk = chunks.Next()) {
+    if (!stream.Write(*std::move(chunk))) return BrokenOr(stream, CallerIsGone());
   }
   return absl::OkStatus();
 }
 
 void Payloads::List(google::protobuf::RepeatedPtrField<v1::PayloadSize>& sizes) const {
-  for (const Placed& placed : placed_) {
+  for (const PlacedPayload& placed : placed_) {
     if (!placed.IsSent()) continue;
     v1::PayloadSize& size = *sizes.Add();
     size.set_tensor(static_cast<uint32_t>(placed.spec.field));
@@ -236,7 +270,7 @@ absl::Status ReadHeader(CallStream& stream, const google::protobuf::Descriptor& 
 
 absl::Status ReadRequest(CallStream& stream, google::protobuf::Message& request) {
   grpc::ByteBuffer buffer;
-  if (!stream.Read(buffer)) return BrokenOr(stream, absl::CancelledError("the caller is gone"));
+  if (!stream.Read(buffer)) return BrokenOr(stream, CallerIsGone());
   RETURN_IF_ERROR(CheckWhole(buffer));
   const MessageBytes message(buffer);
   return ReadPart(stream, message, {0, message.size()}, "", request);
@@ -244,8 +278,10 @@ absl::Status ReadRequest(CallStream& stream, google::protobuf::Message& request)
 
 absl::Status Reply(CallStream& stream, const google::protobuf::Message& response) {
   if (stream.Write(EncodeSmall(response))) return absl::OkStatus();
-  return BrokenOr(stream, absl::CancelledError("the caller is gone"));
+  return BrokenOr(stream, CallerIsGone());
 }
+
+absl::Status CallerIsGone() { return absl::CancelledError("the caller is gone"); }
 
 absl::Status BrokenOr(const CallStream& stream, absl::Status otherwise) {
   absl::Status broken = stream.Broken();

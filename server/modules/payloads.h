@@ -20,6 +20,8 @@
 #include "server/call/call.h"
 #include "server/call/message_bytes.h"
 #include "server/modules/call_stream.h"
+#include "server/modules/carriage.h"
+#include "server/modules/placed_payload.h"
 #include "server/shared_memory/shared_memory.h"
 
 namespace attnd {
@@ -31,22 +33,16 @@ inline constexpr int64_t kMaxModuleString = 256;
 inline constexpr int kMaskBitsField = 16, kMemoryField = 17, kXField = 20, kYField = 21;
 inline constexpr int kDyField = 25, kDMemoryField = 26, kDxField = 27;
 
-struct PayloadSpec {
-  int field;
-  absl::string_view name;
-  int64_t bytes;
-  bool is_input;
-  bool travels = true;  // false: an output that the caller did not ask for
-};
-
 // The payloads of a call as its header announces them.
 struct ToldPayloads {
   const google::protobuf::RepeatedPtrField<v1::PayloadSize>& sizes;
   const v1::SharedMemory* shared;  // null: none lies there
+  const std::string& carry;        // empty: all chunks come in this stream
 
   template <class Header>
   static ToldPayloads In(const Header& header) {
-    return {header.payload(), header.has_shared_memory() ? &header.shared_memory() : nullptr};
+    return {header.payload(), header.has_shared_memory() ? &header.shared_memory() : nullptr,
+            header.carry()};
   }
 };
 
@@ -56,6 +52,7 @@ struct PayloadMemory {
   StagingPool& staging;
   MemoryReclaimer* leases;  // give way; null: there are none
   SharedMemoryTable& shared;
+  Carriages& carriages;
   std::string caller;
 };
 
@@ -69,8 +66,10 @@ class Payloads {
 
   absl::Span<std::byte> operator[](int field) const;  // empty: there is none
 
-  // The chunks until half-close. INVALID_ARGUMENT CHUNK_ORDER, or what broke the stream.
-  absl::Status Receive(CallStream& stream, const google::protobuf::Descriptor& type);
+  // The chunks until half-close, and those of the call's other streams. INVALID_ARGUMENT
+  // CHUNK_ORDER, or what broke a stream.
+  absl::Status Receive(CallStream& stream, const google::protobuf::Descriptor& type,
+                       const CallWait& wait);
   // Last: `header`, already framed, then the outputs that go in chunks. Their memory comes back as
   // the peer reads them, that of the inputs at once.
   absl::Status Send(CallStream& stream, grpc::ByteBuffer header);
@@ -78,25 +77,23 @@ class Payloads {
   void List(google::protobuf::RepeatedPtrField<v1::PayloadSize>& sizes) const;
 
  private:
-  struct Staged {
-    Ticket ticket;
-    StagingBlock block;  // after the ticket: it is back before the promise
-  };
-  struct Placed {
-    PayloadSpec spec;
-    std::byte* data;
-    std::shared_ptr<const Staged> block;  // also its chunks', on their way; null: it is shared
-
-    bool IsSent() const { return block != nullptr && !spec.is_input && spec.travels; }
-  };
-  static void DropBlock(void* block);
-  static grpc::Slice SliceOf(const Placed& placed, int64_t offset, int64_t bytes);
   absl::Status FindShared(const std::vector<PayloadSpec>& specs, const ToldPayloads& told,
                           const PayloadMemory& memory, CallStream& stream);
 
   CallMemory shared_;
-  std::vector<Placed> placed_;
+  std::vector<PlacedPayload> placed_;
+  CarriageLead carriage_;
 };
+
+// The name of a call for Carry: INVALID_ARGUMENT "carry".
+inline constexpr size_t kMaxCarryBytes = 64;
+absl::Status CheckCarry(const std::string& carry);
+
+// One stream's chunks, until its half-close. INVALID_ARGUMENT CHUNK_ORDER, or what broke it.
+absl::Status ReceiveCarried(CallStream& stream, const google::protobuf::Descriptor& type,
+                            Carriage& carriage);
+// Those that no other stream of the call sends.
+absl::Status SendChunks(CallStream& stream, LeavingChunks& chunks);
 
 // A message of a stream: which part it is, by its field, and where its bytes lie.
 struct MessagePart {
@@ -126,6 +123,7 @@ absl::Status ReadRequest(CallStream& stream, google::protobuf::Message& request)
 // The only message of a unary or client-streaming reply.
 absl::Status Reply(CallStream& stream, const google::protobuf::Message& response);
 
+absl::Status CallerIsGone();
 // Returns the status of a read or write that did not come about.
 absl::Status BrokenOr(const CallStream& stream, absl::Status otherwise);
 

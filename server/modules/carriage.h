@@ -1,0 +1,125 @@
+// Carriage: the chunks of one Forward or Backward that come and go over several streams: the call's
+// own, and those of Carry.
+//
+//   the call    Admit, then Claim and Landed for each chunk, AwaitLanded, engine, Leave, End
+//   each Carry  AwaitAdmitted, Claim and Landed for each chunk, BroughtAll, AwaitLeaving
+//
+// A stream of Carry may come before the call does, and each takes what chunks it can: the call
+// waits for those alone that have been told that it is admitted. Threads: any.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "proto/attnd/v1/chunk_grid.h"
+#include "server/modules/placed_payload.h"
+#include "server/modules/registered_module.h"
+
+namespace attnd {
+
+// Of one call, beside its own: more than eight connections move little more (PERFORMANCE.md).
+inline constexpr int kCarryStreams = 7;
+
+// The chunks of a reply, each a message, which hold the memory that they lie in. Any thread.
+class LeavingChunks {
+ public:
+  explicit LeavingChunks(std::vector<PlacedPayload> payloads);
+
+  std::optional<grpc::ByteBuffer> Next();  // nullopt: none is left
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<PlacedPayload> payloads_ ABSL_GUARDED_BY(mutex_);  // the next one last
+  int64_t offset_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+class Carriage {
+ public:
+  // Where a chunk's bytes go, and what keeps the memory there.
+  struct Place {
+    std::byte* to;
+    std::shared_ptr<const StagedPayload> block;
+  };
+
+  // The call's. INVALID_ARGUMENT where another call has its name.
+  absl::Status Admit(const std::vector<PlacedPayload>& payloads);
+  // After its half-close: until all chunks have landed. INVALID_ARGUMENT CHUNK_ORDER where no
+  // stream brings those that are missing, what broke another stream, or CallWait's.
+  absl::Status AwaitLanded(const CallWait& wait);
+  void Leave(std::shared_ptr<LeavingChunks> chunks);
+  void End();
+
+  // Counts the bytes of all inputs, once the call has been admitted.
+  int64_t input_bytes() const;
+  // A chunk has come; its bytes may be written to its place. INVALID_ARGUMENT CHUNK_ORDER.
+  absl::StatusOr<Place> Claim(uint64_t field, uint64_t offset, int64_t bytes);
+  void Landed(int64_t bytes);
+
+  // A further stream's. CANCELLED where the call does not come, or has ended.
+  absl::Status AwaitAdmitted(const CallWait& wait);
+  // It brings no more; `status`: why not.
+  void BroughtAll(const absl::Status& status);
+  // CANCELLED where the call has ended without a reply.
+  absl::StatusOr<std::shared_ptr<LeavingChunks>> AwaitLeaving(const CallWait& wait);
+
+ private:
+  struct Input {
+    PlacedPayload payload;
+    ChunkGrid grid;
+  };
+
+  mutable absl::Mutex mutex_;
+  bool admitted_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<Input> inputs_ ABSL_GUARDED_BY(mutex_);  // none once they have landed
+  int64_t input_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t missing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int bringing_ ABSL_GUARDED_BY(mutex_) = 0;     // further streams
+  absl::Status broken_ ABSL_GUARDED_BY(mutex_);  // one of them, before all had landed
+  std::shared_ptr<LeavingChunks> leaving_ ABSL_GUARDED_BY(mutex_);  // null: not yet
+};
+
+// Ends a call's carriage when the call is over, however that comes.
+class CarriageLead {
+ public:
+  CarriageLead() = default;
+  explicit CarriageLead(std::shared_ptr<Carriage> carriage) : carriage_(std::move(carriage)) {}
+  CarriageLead(CarriageLead&& other) noexcept { *this = std::move(other); }
+  CarriageLead& operator=(CarriageLead&& other) noexcept {
+    std::swap(carriage_, other.carriage_);
+    return *this;
+  }
+  ~CarriageLead() {
+    if (carriage_ != nullptr) carriage_->End();
+  }
+  Carriage* get() const { return carriage_.get(); }  // null: the call has one stream
+
+ private:
+  std::shared_ptr<Carriage> carriage_;
+};
+
+// The carriages of all calls, while a stream of theirs is open. Any thread.
+class Carriages {
+ public:
+  // Made by whichever stream of the call comes first.
+  std::shared_ptr<Carriage> Of(const std::string& caller, const std::string& name);
+
+ private:
+  absl::Mutex mutex_;
+  std::map<std::pair<std::string, std::string>, std::weak_ptr<Carriage>> carriages_
+      ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace attnd
