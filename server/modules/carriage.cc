@@ -12,7 +12,7 @@
 namespace attnd {
 namespace {
 
-constexpr absl::Duration kComingPatience = absl::Seconds(10);
+constexpr absl::Duration kComingPatience = absl::Seconds(2);
 
 void DropBlock(void* block) { delete static_cast<std::shared_ptr<const StagedPayload>*>(block); }
 

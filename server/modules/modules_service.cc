@@ -23,11 +23,11 @@ absl::Status TooManyCalls() {
       absl::Milliseconds(100));
 }
 
-absl::Status TooManyCarry() {
+absl::Status TooManyCarry(int64_t most) {
   return WithRetryAfter(
       Failure(absl::StatusCode::kResourceExhausted, reason::kTenantQuota,
               "as many streams of Carry are open as may be; the call goes on without this one",
-              {{"limit", "carry_streams"}, {"value", absl::StrCat(kMaxCarryStreams)}}),
+              {{"limit", "module_calls_of_caller"}, {"value", absl::StrCat(most)}}),
       absl::Milliseconds(100));
 }
 
@@ -100,7 +100,7 @@ absl::Status ModulesService::Enter(ModuleMethod method, CallStream& stream,
   FairShares::Share place;
   const FairShares::Outcome outcome = (carries ? carry_places_ : places_).Take(holder, 1, place);
   if (outcome == FairShares::Outcome::kTaken) return stream.Enter(std::move(place), holder);
-  if (carries) return TooManyCarry();
+  if (carries) return TooManyCarry(carry_places_.most_of_caller());
   return outcome == FairShares::Outcome::kOwnIsFull
              ? TooManyOfCaller(caller, places_.most_of_caller())
              : TooManyCalls();
