@@ -234,6 +234,11 @@ int Connections::address_count() const {
   return picker_.address_count();
 }
 
+bool Connections::IsGone(int address_index) const {
+  absl::MutexLock lock(&mutex_);
+  return picker_.is_gone(address_index);
+}
+
 std::vector<int> Connections::usable_addresses() const {
   absl::MutexLock lock(&mutex_);
   return picker_.usable_addresses();

@@ -124,7 +124,8 @@ class Connections {
   // All that may be called.
   bool on_this_host() const;
   std::string target(int address_index);
-  int address_count() const;  // may grow
+  int address_count() const;             // may grow
+  bool IsGone(int address_index) const;  // its name has it no more
   // Those that can be expected to answer; where there are none, those that their names have still.
   std::vector<int> usable_addresses() const;
   int count() const;       // likewise; without those for small calls

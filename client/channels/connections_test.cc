@@ -182,6 +182,24 @@ std::set<std::string> TargetsOf(Connections& connections) {
   return targets;
 }
 
+TEST(Connections, LeaveAnAddressToItsModulesForAWhile) {
+  FakeClock clock;
+  Names now = Ports(1, 1);
+  auto connections = Create({"dns:///name:7"}, clock, [&](const ReplicaName&) { return now; });
+  connections->ReportModules(0, {});
+  now = Ports(2, 2);  // another comes in its place
+  connections->LookUpNames();
+  ASSERT_EQ(connections->address_count(), 2);
+  EXPECT_EQ(connections->target(0), "ipv4:127.0.0.1:1") << "its modules are to be found there";
+  EXPECT_TRUE(connections->IsGone(0));
+  EXPECT_EQ(TargetsOf(*connections), std::set<std::string>({"ipv4:127.0.0.1:2"}));
+  clock.Advance(absl::Minutes(3));
+  now = Ports(2, 3);
+  connections->LookUpNames();
+  EXPECT_EQ(connections->address_count(), 2);
+  EXPECT_EQ(connections->target(0), "ipv4:127.0.0.1:3");
+}
+
 int SocketsOf(Connections& connections) {
   return connections.count() + connections.address_count();  // each has a spare one
 }

@@ -14,6 +14,8 @@ namespace {
 
 constexpr absl::Duration kFirstSuspension = absl::Milliseconds(100);
 constexpr absl::Duration kLongestSuspension = absl::Seconds(5);
+// In which modules leave a server that drains: longer than a drain by default.
+constexpr absl::Duration kLeaving = absl::Minutes(2);
 
 // With these numbers a simulated fleet came nearest to an ideal one (fleet_simulation_test.cc).
 // An address of which nothing new is known counts as worse than usual, since it may be much worse.
@@ -114,8 +116,11 @@ std::vector<uint64_t> Picker::Follow(int name, const std::vector<std::string>& a
 // In the place of one that is gone, where what runs on its connections goes on: the replica may be
 // about to finish it. Else behind the others.
 void Picker::Place(int name, const std::string& target, std::vector<uint64_t>& left) {
-  auto place =
-      absl::c_find_if(addresses_, [&](const Address& a) { return a.name == name && a.gone; });
+  const bool has_room = address_count() < kMaxAddresses;
+  const absl::Time left_long_ago = clock_.Now() - kLeaving;
+  auto place = absl::c_find_if(addresses_, [&](const Address& a) {
+    return a.name == name && a.gone && !(has_room && a.modules_at > left_long_ago);
+  });
   const auto index = static_cast<int>(place - addresses_.begin());
   if (place != addresses_.end()) {
     *place = {.id = NewId(),
@@ -126,7 +131,7 @@ void Picker::Place(int name, const std::string& target, std::vector<uint64_t>& l
       left.push_back(slot.id);
       slot = {.id = ++last_slot_, .address = index, .spare = slot.spare};
     }
-  } else if (address_count() < kMaxAddresses) {
+  } else if (has_room) {
     Add(target, name);
     AddSlots(index);
     FitSlots();
@@ -242,6 +247,11 @@ void Picker::ReportQueue(int address, absl::Duration queue) {
   addresses_[address].told_at = clock_.Now();
   addresses_[address].queue_ends = clock_.Now() + told;
   usual_queue_ += kGain * (absl::ToDoubleSeconds(told) - usual_queue_);
+}
+
+void Picker::ReportModules(int address, const ReportedLoad& load) {
+  addresses_[address].modules = load;
+  addresses_[address].modules_at = clock_.Now();
 }
 
 bool Picker::HasOther(int address, absl::Time now) const {

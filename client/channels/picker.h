@@ -11,8 +11,9 @@
 //
 // It keeps at most kMaxAddresses, those with the highest hash of address and client (rendezvous
 // hashing): each client has its own, and keeps them while others come and go. New ones join or take
-// the place of those that their name has no more, which come last until then. An address's index
-// never changes its name.
+// the place of those that their name has no more, which come last until then; of those with modules
+// of late only where there is no other room, as these are yet to be taken elsewhere. An address's
+// index never changes its name.
 //
 // Threads: one at a time.
 #pragma once
@@ -86,7 +87,7 @@ class Picker {
   // The server told of so much work before a further call.
   void ReportQueue(int address, absl::Duration queue);
   // The server told so of its modules.
-  void ReportModules(int address, const ReportedLoad& load) { addresses_[address].modules = load; }
+  void ReportModules(int address, const ReportedLoad& load);
 
   // A call has made no progress since then: whether to ask the server if it answers at all. Not
   // where the call may be silent for longer, or there is no other address.
@@ -127,6 +128,7 @@ class Picker {
     bool gone = false;                             // its name has it no more
     bool silent = false;                           // the prober got no answer
     std::optional<ReportedLoad> modules;           // as the server has told
+    absl::Time modules_at = absl::InfinitePast();  // then
     int failures = 0;                              // in a row
     uint64_t last_picked = 0;                      // sequence number
   };

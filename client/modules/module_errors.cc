@@ -86,6 +86,15 @@ absl::Status NotSticky(absl::string_view name) {
                     "NOT_STICKY", {{"name", std::string(name)}});
 }
 
+absl::Status GradientsUnsure() {
+  return WithReason(
+      absl::FailedPreconditionError(
+          "gradients: expected those of backwards that have all succeeded since the last step, got "
+          "ones of which a backward has failed, and was added or not: clear them (discard; "
+          "zero_grad in PyTorch), and call the step's backwards again"),
+      "GRADIENT_INCOMPLETE", {});
+}
+
 absl::Status StateLost(uint64_t found, uint64_t wanted) {
   const std::string calls =
       found == wanted ? "of this step" : absl::StrCat("from there to ", wanted);

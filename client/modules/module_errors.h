@@ -44,6 +44,9 @@ absl::Status NotSticky(absl::string_view name);
 
 bool IsStateLost(const absl::Status& status);
 
+// FAILED_PRECONDITION GRADIENT_INCOMPLETE: a micro-batch has failed, and was added or not.
+absl::Status GradientsUnsure();
+
 // FAILED_PRECONDITION STATE_LOST: the server has the state of `found`, and the log does not reach
 // from there to `wanted`.
 absl::Status StateLost(uint64_t found, uint64_t wanted);

@@ -20,6 +20,14 @@ bool IsNew(const v1::ModuleStatus& found) {
   return found.sequence() == 0 && found.micro_batches().empty();
 }
 
+// A server does not take the module: it is gone once more, ends, or was started with less room. For
+// a caller's share another one has no other answer.
+bool IsForOthers(const absl::Status& status) {
+  const bool is_full = absl::IsResourceExhausted(status) && !IsOverQuota(status);
+  return absl::IsUnavailable(status) || is_full || absl::IsOutOfRange(status) ||
+         absl::IsUnimplemented(status);
+}
+
 }  // namespace
 
 bool RemoteModule::IsLost() const {
@@ -54,9 +62,28 @@ absl::Status RemoteModule::Recover(uint64_t life, absl::Time deadline, const Cal
     if (IsStateLost(status)) lost_ = status;
     if (status.ok()) is_behind_ = false;
     const bool again = absl::IsUnavailable(status) || IsModuleLost(status) || IsOverQuota(status);
-    if (!again || core_.clock.Now() >= deadline) return status;
+    if (status.ok() || core_.clock.Now() >= deadline) return status;
+    if (IsForOthers(status) && GoElsewhere(deadline, options)) continue;
+    if (!again) return status;
     RETURN_IF_ERROR(WaitFor(core_.options.retry.initial_backoff, options));
   }
+}
+
+bool RemoteModule::GoElsewhere(absl::Time deadline, const CallOptions& options) {
+  if (core_.connections.address_count() == 1 || !lost_.ok()) return false;
+  const bool reaches = ranks_ == 1 && (CanReplayFrom(0) || HasSnapshot());
+  // What ends at an address that its name has no more does not come back with its state: then
+  // Recover says that it is lost.
+  const bool is_over =
+      request_.durability() == v1::DURABILITY_PROCESS && core_.connections.IsGone(address_);
+  if (!reaches && !is_over) return false;
+  const absl::StatusOr<Placement> place = PlaceModule(core_, request_, address_, deadline, options);
+  if (!place.ok()) return false;
+  address_ = place->address;
+  // The copy that is left stays with the epoch before. A later owner refuses this one. A group has
+  // one epoch.
+  if (ranks_ == 1 && place->owner_epoch <= epoch_) epoch_ = OwnerAfter(epoch_);
+  return true;
 }
 
 absl::StatusOr<v1::RegisterModuleResponse> RemoteModule::RegisterAgain(ModuleTry& attempt) {
@@ -79,7 +106,7 @@ void RemoteModule::Registered(const v1::RegisterModuleResponse& reply) {
   is_behind_ = false;
   absl::MutexLock log_lock(&log_mutex_);
   log_.Begin(sequence_);
-  micro_batches_ = 0;
+  ClearGradients();
   for (uint32_t end : reply.status().micro_batches())
     micro_batches_ = std::max(micro_batches_, end);
   unused_.clear();
@@ -109,7 +136,7 @@ absl::Status RemoteModule::BeginAnew(const CallOptions& options) {
   }
   Registered(reply);
   absl::MutexLock log_lock(&log_mutex_);
-  micro_batches_ = 0;  // of this rank; others may have called
+  ClearGradients();  // of this rank; others may have called
   return absl::OkStatus();
 }
 
@@ -275,16 +302,10 @@ bool RemoteModule::FailOver(uint64_t life, absl::Time deadline, const CallOption
     const BackwardTurns::Pause pause(turns_);
     absl::MutexLock lock(&mutex_);
     if (life_ != life) return true;  // another thread has
-    if (ranks_ > 1 || !lost_.ok()) return false;
-    if (!CanReplayFrom(0) && !HasSnapshot()) return false;
-    const absl::StatusOr<Placement> place =
-        PlaceModule(core_, request_, address_, deadline, options);
-    if (!place.ok()) return false;
-    address_ = place->address;
-    // The copy that is left stays with the epoch before. A later owner refuses this one.
-    if (place->owner_epoch <= epoch_) epoch_ = OwnerAfter(epoch_);
+    if (!GoElsewhere(deadline, options)) return false;
   }
-  return Recover(life, deadline, options).ok();
+  const absl::Status recovered = Recover(life, deadline, options);
+  return recovered.ok() || IsStateLost(recovered);
 }
 
 absl::StatusOr<RemoteModule::ModuleContents> RemoteModule::Contents(

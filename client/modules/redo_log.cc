@@ -47,14 +47,11 @@ void RedoLog::Add(SentBackward backward) {
   Trim();
 }
 
-void RedoLog::Remove(uint32_t micro_batch) {
+void RedoLog::ForgetGradients() {
   Entry* entry = Present();
   if (entry == nullptr) return;
-  std::erase_if(entry->backwards, [&](const SentBackward& kept) {
-    if (kept.micro_batch != micro_batch) return false;
-    bytes_ -= BytesOf(kept);
-    return true;
-  });
+  for (const SentBackward& kept : entry->backwards) bytes_ -= BytesOf(kept);
+  entry->backwards.clear();
 }
 
 void RedoLog::End(StateChange change) {

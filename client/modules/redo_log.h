@@ -60,10 +60,10 @@ class RedoLog {
 
   // Forgets everything; the state of `sequence` is what a server keeps.
   void Begin(uint64_t sequence);
-  void Add(SentBackward backward);    // to the present sequence
-  void Remove(uint32_t micro_batch);  // of the present sequence: it failed
-  void End(StateChange change);       // the next sequence is the present one then
-  void LosePresent();                 // calls of this sequence are not here, nor will be
+  void Add(SentBackward backward);  // to the present sequence
+  void ForgetGradients();           // of the present sequence: they will be cleared
+  void End(StateChange change);     // the next sequence is the present one then
+  void LosePresent();               // calls of this sequence are not here, nor will be
   // A restart would find this state: what came before it is not needed.
   void ForgetBefore(uint64_t sequence);
 

@@ -35,16 +35,19 @@ TEST(RedoLog, GivesCallsInOrderFromASequenceOn) {
   EXPECT_EQ(log.bytes(), 400);
 }
 
-TEST(RedoLog, LeavesOutAMicroBatchThatFailed) {
+TEST(RedoLog, ForgetsGradientsThatWillBeCleared) {
   RedoLog log(1000);
   log.Begin(7);
+  AddStep(log, 2, 100);
   log.Add(BackwardOf(0, 100));
   log.Add(BackwardOf(1, 200));
-  log.Remove(1);
-  log.Remove(5);
-  EXPECT_EQ(log.bytes(), 100);
-  ASSERT_EQ(log.From(7).size(), 1);
-  EXPECT_EQ(log.From(7)[0].backwards.size(), 1);
+  log.ForgetGradients();
+  EXPECT_EQ(log.bytes(), 200);
+  ASSERT_TRUE(log.CanReplayFrom(8));
+  log.End(v1::StepRequest());
+  ASSERT_EQ(log.From(7).size(), 2);
+  EXPECT_EQ(log.From(7)[0].backwards.size(), 2);
+  EXPECT_TRUE(log.From(7)[1].backwards.empty());
 }
 
 TEST(RedoLog, CountsGradientsThatWerePut) {
@@ -54,7 +57,7 @@ TEST(RedoLog, CountsGradientsThatWerePut) {
   put->tensors.push_back({{}, std::make_shared<const std::string>(300, 'x')});
   log.Add({.forward = nullptr, .dy = {}, .micro_batch = 0, .gradients = put});
   EXPECT_EQ(log.bytes(), 300);
-  log.Remove(0);
+  log.ForgetGradients();
   EXPECT_EQ(log.bytes(), 0);
 }
 

@@ -178,7 +178,7 @@ absl::Status RemoteModule::Join(uint32_t rank, uint32_t ranks) {
   ranks_ = ranks;
   absl::MutexLock log_lock(&log_mutex_);
   log_.Begin(sequence_);
-  micro_batches_ = 0;
+  ClearGradients();
   return absl::OkStatus();
 }
 
@@ -191,7 +191,7 @@ absl::Status RemoteModule::Follow(const CallOptions& options) {
   optimizer_step_ = found.optimizer_step();
   absl::MutexLock log_lock(&log_mutex_);
   log_.Begin(sequence_);
-  micro_batches_ = 0;
+  ClearGradients();
   unused_.clear();
   return absl::OkStatus();
 }
@@ -293,7 +293,7 @@ absl::Status RemoteModule::BackwardInTurn(const Activations& activations, SentBa
   }
   ASSIGN_OR_RETURN(const absl::Time deadline, Deadline(options));
   if (has_turn) RETURN_IF_ERROR(turns_.Await(turn, deadline, options));
-  if (!no_weight_gradients) Enter(kept);
+  if (!no_weight_gradients) RETURN_IF_ERROR(Enter(kept));
   if (has_turn) turns_.Begin(turn);
   bool resend = false;
   auto attempt = [&](ModuleTry& one) {
@@ -320,57 +320,8 @@ absl::Status RemoteModule::BackwardInTurn(const Activations& activations, SentBa
   };
   absl::Status done = has_turn ? Persist(options, deadline, attempt_in_turn, true)
                                : Persist(options, deadline, attempt, true);
-  if (!done.ok() && !no_weight_gradients) Withdraw(kept);
+  if (!done.ok() && !no_weight_gradients) Withdraw();
   return done;
-}
-
-void RemoteModule::Enter(SentBackward& kept) {
-  absl::ReaderMutexLock lock(&mutex_);
-  absl::MutexLock log_lock(&log_mutex_);
-  kept.micro_batch = rank_ + ranks_ * micro_batches_++;
-  log_.Add(kept);
-}
-
-void RemoteModule::Withdraw(const SentBackward& kept) {
-  absl::MutexLock log_lock(&log_mutex_);
-  log_.Remove(kept.micro_batch);
-}
-
-absl::StatusOr<v1::GradientStatsResponse> RemoteModule::GradientStats(const CallOptions& options,
-                                                                      bool by_parameter,
-                                                                      bool all_norms) {
-  v1::GradientStatsResponse reply;
-  RETURN_IF_ERROR(Persist(options, [&](ModuleTry& attempt) {
-    absl::ReaderMutexLock lock(&mutex_);
-    v1::GradientStatsRequest request;
-    request.set_token(token_);
-    request.set_sequence(sequence_);
-    request.set_micro_batches(GroupsMicroBatches());
-    request.set_by_parameter(by_parameter);
-    request.set_all_norms(all_norms);
-    return AwaitGroup(attempt, [&] { return rpcs().GradientStats(request, reply, attempt); });
-  }));
-  return reply;
-}
-
-absl::StatusOr<v1::SumGradientsResponse> RemoteModule::SumGradients(v1::SumGradientsRequest request,
-                                                                    const CallOptions& options) {
-  absl::MutexLock changing(&changing_);
-  v1::SumGradientsResponse reply;
-  RETURN_IF_ERROR(Persist(options, [&](ModuleTry& attempt) {
-    absl::ReaderMutexLock lock(&mutex_);
-    request.set_token(token_);
-    request.set_sequence(sequence_);
-    request.set_micro_batch(GroupsMicroBatches());
-    return rpcs().SumGradients(request, reply, attempt);
-  }));
-  if (request.group().empty()) return reply;
-  absl::MutexLock lock(&mutex_);
-  rank_ = 0;
-  ranks_ = 1;
-  absl::MutexLock log_lock(&log_mutex_);
-  micro_batches_ = request.micro_batch() + 1;
-  return reply;
 }
 
 absl::StatusOr<v1::StepResponse> RemoteModule::Step(v1::StepRequest request,
@@ -379,9 +330,10 @@ absl::StatusOr<v1::StepResponse> RemoteModule::Step(v1::StepRequest request,
   v1::StepResponse reply;
   if (request.discard() && IsLost()) {  // with all gradients
     absl::MutexLock log_lock(&log_mutex_);
-    micro_batches_ = 0;
+    ClearGradients();
     return reply;
   }
+  if (!request.discard()) RETURN_IF_ERROR(CheckGradients());
   absl::Status status = Persist(options, [&](ModuleTry& attempt) {
     absl::ReaderMutexLock lock(&mutex_);
     request.set_token(token_);
@@ -437,39 +389,20 @@ absl::Status RemoteModule::Put(SentPut given, const CallOptions& options) {
   return absl::OkStatus();
 }
 
-absl::Status RemoteModule::PutGradients(SentPut given, const CallOptions& options) {
-  {
-    absl::ReaderMutexLock lock(&mutex_);
-    if (ranks_ > 1) {
-      return absl::FailedPreconditionError(
-          "gradients: expected a module of one process, got one of a group, whose gradients are "
-          "the sum of all ranks'");
-    }
-  }
-  SentBackward kept;
-  kept.gradients = std::make_shared<const SentPut>(std::move(given));
-  Enter(kept);
-  absl::Status done = Persist(options, [&](ModuleTry& attempt) {
-    absl::ReaderMutexLock lock(&mutex_);
-    return ReplayBackward(rpcs(), token_, sequence_, kept, attempt);
-  });
-  if (!done.ok()) Withdraw(kept);
-  return done;
-}
-
 void RemoteModule::Advance(StateChange change, uint64_t durable) {
   ++sequence_;
   absl::MutexLock lock(&log_mutex_);
   log_.End(std::move(change));
   log_.ForgetBefore(durable);
   durable_sequence_ = durable;
-  micro_batches_ = 0;
+  ClearGradients();
   unused_.clear();
 }
 
 absl::Status RemoteModule::Get(const std::vector<TensorPlace>& places, const CallOptions& options) {
   v1::GetTensorsRequest request;
   for (const TensorPlace& place : places) {
+    if (place.kind == v1::TENSOR_KIND_GRADIENT) RETURN_IF_ERROR(CheckGradients());
     if (std::find(request.kind().begin(), request.kind().end(), place.kind) ==
         request.kind().end()) {
       request.add_kind(place.kind);

@@ -96,9 +96,11 @@ class RemoteModule {
   absl::Status Forward(const v1::ModuleForwardHeader& call, const ForwardInputsOfModule& in,
                        absl::Span<std::byte> y, const CallOptions& options,
                        std::unique_ptr<Activations>* keep);
-  // The next micro-batch of the sequence. Where weights have changed since its forward, gradients
-  // are those of a forward with the present ones: callers that do not want them look before.
-  // `turn`: 0: it is the next one now; not with no_weight_gradients.
+  // The next micro-batch of the sequence. After one that has failed the gradients have to be
+  // cleared (discard, Put) before others, GradientStats, Step: FAILED_PRECONDITION. Where weights
+  // have changed since its forward, gradients are those of a forward with the present ones: callers
+  // that do not want them look before. `turn`: 0: it is the next one now; not with
+  // no_weight_gradients.
   absl::Status Backward(const Activations& activations, absl::Span<const std::byte> dy,
                         bool no_weight_gradients, const BackwardOutputsOfModule& out,
                         const CallOptions& options, uint64_t turn = 0);
@@ -165,7 +167,8 @@ class RemoteModule {
   // Makes the module anew of the last snapshot and the calls since then.
   absl::Status Restore(absl::Time deadline, const CallOptions& options)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Registers again and replays, unless another thread has done so since `life`.
+  // Registers again and replays, unless another thread has done so since `life`; where its server
+  // does not take it, at another address.
   absl::Status Recover(uint64_t life, absl::Time deadline, const CallOptions& options);
   absl::Status Replay(const v1::ModuleStatus& found, absl::Time deadline,
                       const CallOptions& options) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -174,6 +177,10 @@ class RemoteModule {
   static absl::Status ReplayBackward(const ModuleRpcs& rpcs, const std::string& token,
                                      uint64_t sequence, const SentBackward& kept,
                                      ModuleTry& attempt);
+  // Another address of the client's is the module's from here on. False: there is no other that has
+  // room, or neither log nor snapshot reach so far, and its server may come back.
+  bool GoElsewhere(absl::Time deadline, const CallOptions& options)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Makes the module at another address of the client's of all that has been called, after its
   // server has gone. False: neither log nor snapshot reach so far, or there is no other.
   bool FailOver(uint64_t life, absl::Time deadline, const CallOptions& options);
@@ -207,8 +214,12 @@ class RemoteModule {
   bool SpendUnused(ModuleTry& attempt) ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Numbers the micro-batch, and keeps it for replay at once: a recovery needs all numbers below
   // one that has been added.
-  void Enter(SentBackward& kept);
-  void Withdraw(const SentBackward& kept);  // it failed
+  absl::Status Enter(SentBackward& kept);
+  // It failed. Whether the server has added it is not known: from here on the gradients of this
+  // step are good for nothing, and CheckGradients and Enter say so until they are cleared.
+  void Withdraw();
+  absl::Status CheckGradients() const;
+  void ClearGradients() ABSL_EXCLUSIVE_LOCKS_REQUIRED(log_mutex_);
   // The state is the next sequence's from here on.
   void Advance(StateChange change, uint64_t durable) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -236,6 +247,7 @@ class RemoteModule {
   uint32_t rank_ ABSL_GUARDED_BY(mutex_) = 0, ranks_ ABSL_GUARDED_BY(mutex_) = 1;
   mutable absl::Mutex log_mutex_;  // after mutex_
   uint32_t micro_batches_ ABSL_GUARDED_BY(log_mutex_) = 0;
+  bool has_failed_ ABSL_GUARDED_BY(log_mutex_) = false;  // one of these, since the last change
   // Belongs to the present sequence and life: token and bytes of x.
   std::vector<std::pair<std::string, size_t>> unused_ ABSL_GUARDED_BY(log_mutex_);
   RedoLog log_ ABSL_GUARDED_BY(log_mutex_);

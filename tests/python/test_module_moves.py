@@ -11,6 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 from conftest import Daemon
+from cut_link import CutLink
 from test_modules import small_layout, train
 
 import attnd
@@ -117,6 +118,67 @@ def test_a_copy_that_was_left_behind_is_never_gone_on_from(daemon, rng):
                 daemons[0].kill()
         found, _ = run([one.address for one in daemons], xs, dys, weights, end, snapshot_every=1)
         check_same(found, expected)
+    finally:
+        for one in daemons:
+            one.stop()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_module_goes_on_at_a_third_daemon_when_the_second_ends_too(daemon, rng, how):
+    """The second one does in the midst of what makes the module anew there."""
+    xs, dys, weights = data(rng, 5)
+    expected, _ = run(daemon.address, xs, dys, weights)
+    daemons = [Daemon() for _ in range(3)]
+    links, ended = [CutLink(one.address) for one in daemons], []
+    try:
+        def end(module, step):
+            if step != 3:
+                return
+            home = home_of(daemons)
+
+            def end_too(link, before=[link.sent for link in links]):
+                n = links.index(link)
+                if not ended and daemons[n] is not home and link.sent > before[n] + 8000:
+                    ended.append(n)
+                    daemons[n].process.send_signal(how)
+            for link in links:
+                link.on_sent = end_too
+            home.kill()
+        found, _ = run([link.address for link in links], xs, dys, weights, end)
+        check_same(found, expected)
+        assert ended
+    finally:
+        for link in links:
+            link.cut()
+        for one in daemons:
+            one.stop()
+
+
+def test_a_module_moves_from_a_daemon_in_whose_place_another_address_is(rng, tmp_path):
+    """As where a preempted node takes its file away while another node begins: the first one still drains, and no call of
+    the module is kept."""
+    xs, dys, weights = data(rng, 4)
+    daemons = [Daemon("--drain_delay", "1"), Daemon()]
+    addresses = tmp_path / "addresses"
+
+    def tell(one):
+        (tmp_path / "new").write_text(one.address + "\n")
+        (tmp_path / "new").rename(addresses)
+    try:
+        found = []
+        for drains in (False, True):
+            tell(daemons[0])
+
+            def leave(module, step):
+                if drains and step == 2:
+                    daemons[0].process.send_signal(signal.SIGTERM)
+                    tell(daemons[1])
+                    for _ in range(40):  # files are read every 2 s
+                        module.forward(xs[0, 0])  # of a step that has begun
+                        time.sleep(0.1)
+            found.append(run(f"file:{addresses}", xs, dys, weights, leave, replay_mib=0)[0])
+        check_same(found[1], found[0])
+        assert daemons[0].process.wait(60) == 0
     finally:
         for one in daemons:
             one.stop()

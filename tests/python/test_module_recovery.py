@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from conftest import Daemon
+from cut_link import CutLink
 from test_modules import small_layout
 
 import attnd
@@ -96,6 +97,41 @@ def test_a_daemon_that_is_killed_at_any_moment_leaves_the_bits_of_the_quiet_run(
     for kind, tensors in expected.items():
         for name, array in tensors.items():
             np.testing.assert_array_equal(found[kind][name], array, err_msg=f"{kind} {name}")
+
+
+@pytest.mark.parametrize("ends_by", ["discard", "put"])
+def test_after_a_backward_that_was_added_or_not_gradients_have_to_be_cleared(own_daemon, rng, ends_by):
+    """Its answer comes too late. Nothing else would tell whether another backward is the same again; and what a restart
+    replays has to be what has been done."""
+    layout = small_layout()
+    weights = {p.name: np.float32(rng.normal(size=p.shape) * 0.1) for p in layout.parameters}
+    x, link = numbers(1, shape=(2, 5, 16)), CutLink(own_daemon.address)
+    try:
+        with attnd.connect(link.address, wait_for_ready=True, timeout=60) as client:
+            module = attnd.register(layout, client, name="unsure", optimizer=attnd.AdamW(), max_rows=64, kept_rows=256)
+            module.put(weights)
+            kept = [module.forward(x, keep=True)[1] for _ in range(3)]
+            module.backward(x, kept[0])
+            with link.mute(), pytest.raises(attnd.DeadlineExceeded):
+                module.backward(x, kept[1], timeout=1)
+            for call in (lambda: module.backward(x, kept[2]), module.gradient_stats, lambda: module.step(lr=0.1),
+                         lambda: module.get(kind="gradient"), lambda: module.put_gradients(weights)):
+                with pytest.raises(attnd.FailedPrecondition, match="clear them") as error:
+                    call()
+                assert error.value.reason == "GRADIENT_INCOMPLETE"
+            own_daemon.kill()
+            own_daemon.start()
+            module.discard() if ends_by == "discard" else module.put(weights)
+            module.backward(x, module.forward(x, keep=True)[1])
+            module.step(lr=0.1)
+            before = module.get()
+            own_daemon.kill()
+            own_daemon.start()
+            after = module.get()
+    finally:
+        link.cut()
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array, err_msg=name)
 
 
 def test_a_module_that_was_released_is_not_registered_again_by_a_late_call(daemon):
