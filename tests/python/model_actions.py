@@ -476,6 +476,12 @@ class Encoder(nn.Module):
         return x
 
 
+class Holder(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+
 @action()
 def encoder_with_masks(draw):
     seed, batch_first = draw.randrange(1 << 30), draw.random() < 0.5
@@ -500,6 +506,25 @@ def encoder_with_masks(draw):
             one.step()
             found.append(y[~padded])
         twin.seen = numbers([*found, *net.state_dict().values()])
+    return act
+
+
+@action()
+def decoder_with_memories(draw):
+    seed, kinds, frozen = draw.randrange(1 << 30), [draw.randrange(4) for _ in range(3)], draw.random() < 0.3
+
+    def act(twin):
+        torch.manual_seed(seed)
+        layers = nn.ModuleList([nn.TransformerDecoderLayer(16, 2, 24, 0.0, batch_first=True) for _ in range(3)])
+        net = twin.place(Holder(layers))
+        net.layers[0].requires_grad_(not frozen)
+        x, memory = [one.requires_grad_() for one in torch.randn(2, 2, 5, 16, generator=torch.Generator().manual_seed(seed))]
+        y = before = x
+        for kind, layer in zip(kinds, net.layers):
+            y, before = layer(y, [memory, y, x, before][kind]), y
+        y.square().mean().backward()
+        twin.seen = numbers([y, x.grad, *([] if memory.grad is None else [memory.grad]), *(
+            attnd.torch.fetch(p.grad) for p in net.layers.parameters() if p.grad is not None)])
     return act
 
 

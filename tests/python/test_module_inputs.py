@@ -101,6 +101,66 @@ def test_the_memory_has_as_many_sequences():
         there(torch.randn(2, 6, 16), torch.randn(1, 4, 16))
 
 
+MEMORIES = {"its own input": lambda x, states: states[-1], "the first input": lambda x, states: states[0],
+            "the state before": lambda x, states: states[max(0, len(states) - 2)]}
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_memory_may_be_what_other_layers_read(name):
+    twins = decoders()
+    x, found = torch.randn(2, 6, 16), []
+    for model in twins:
+        states = [x.clone().requires_grad_()]
+        for layer in model.layers:
+            states.append(layer(states[-1], MEMORIES[name](x, states)))
+        states[-1].square().sum().backward()
+        found.append([states[-1], states[0].grad, *(attnd.torch.fetch(p.grad) for p in model.layers.parameters())])
+        del states
+    for expected, got in zip(*found):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_attention_to_what_a_layer_before_has_read_is_refused():
+    layers = attnd.torch.offload(nn.ModuleList([nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2)]))
+    x = torch.randn(2, 6, 16)
+    y, _ = layers[0](x, x, x, need_weights=False)
+    with pytest.raises(attnd.Unimplemented, match="key, value: expected the query"):
+        layers[1](y, x, x, need_weights=False)
+
+
+@pytest.mark.parametrize("field", ["src_mask", "src_key_padding_mask"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_masks_that_are_trained_are_refused(field, index):
+    layers = attnd.torch.offload(nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True)
+                                                for _ in range(2)]))
+    x, mask = torch.randn(5, 5, 16), nn.Parameter(torch.zeros(5, 5))
+    for layer in layers[:index]:
+        x = layer(x, **{field: mask.detach()})
+    with pytest.raises(attnd.Unimplemented, match=f"^{field}: expected a tensor that wants no gradient"):
+        layers[index](x, **{field: mask})
+    with torch.no_grad():
+        layers[index](x, **{field: mask})
+
+
+@pytest.mark.parametrize("field", ["src_mask", "src_key_padding_mask"])
+def test_a_row_that_is_hidden_by_the_lowest_number_is_refused(field):
+    layer = nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True)
+    there = attnd.torch.offload(nn.ModuleList([copy.deepcopy(layer)]))[0]
+    x, mask = torch.randn(5, 5, 16), torch.zeros(5, 5)
+    mask[2] = torch.finfo(torch.float32).min
+    with pytest.raises(attnd.Unimplemented, match="whole row is hidden"):
+        there(x, **{field: mask})
+    mask[2, :2] = 0
+    torch.testing.assert_close(there(x, **{field: mask}), layer(x, **{field: mask}), rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_takes_its_input_by_name():
+    layer = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+    there = attnd.torch.offload(nn.ModuleList([copy.deepcopy(layer)]))[0]
+    x = torch.randn(5, 16)
+    torch.testing.assert_close(there(input=x), layer(input=x), rtol=1e-5, atol=1e-5)
+
+
 def test_a_memory_in_numpys_memory_may_be_written_after_the_call():
     here, there = decoders()
     x, memory = torch.randn(2, 6, 16), np.ones((2, 4, 16), np.float32)

@@ -7,6 +7,7 @@ import pytest
 from conftest import ROOT
 
 torch = pytest.importorskip("torch")
+import torch.ao.nn.quantizable  # noqa: E402
 from torch import nn  # noqa: E402
 
 from attnd import _protobuf as wire  # noqa: E402
@@ -138,7 +139,58 @@ def test_transformers_layers(name, tmp_path, rng):
     check_layers(layers, tmp_path, rng, call, rtol=2e-5)  # its norms are computed in float32
 
 
+class OtherBlock(nn.TransformerEncoderLayer):
+    def _ff_block(self, x):
+        return 2 * super()._ff_block(x)
+
+
+class OtherCall(nn.Linear):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+def with_one_of_its_own(**parts):
+    layer = encoder()
+    for name, part in parts.items():
+        setattr(layer, name, part)
+    return layer
+
+
+def llama(change):
+    """A layer of it, after a change."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(**{"vocab_size": 8, "hidden_size": 16, "num_attention_heads": 2,
+                                         "intermediate_size": 24, "num_hidden_layers": 1})
+    layer = transformers.LlamaModel(config).layers[0]
+    change(layer)
+    return layer
+
+
+def other_attention():
+    from transformers.models.mistral import modeling_mistral
+    return modeling_mistral.MistralAttention(modeling_mistral.MistralConfig(
+        vocab_size=8, hidden_size=16, num_attention_heads=2, num_key_value_heads=2), 0)
+
+
+def another_of_its_name(layer):
+    class LlamaDecoderLayer(type(layer)):
+        def forward(self, hidden_states, **_):
+            return 2 * hidden_states
+    layer.__class__ = LlamaDecoderLayer
+
+
 UNSUPPORTED = {
+    "block": (lambda: OtherBlock(16, 2, 24, 0.0), "_ff_block of its own"),
+    "blocks_instance": (lambda: with_one_of_its_own(_sa_block=lambda x, *_, **__: x), "_sa_block of its own"),
+    "call": (lambda: OtherCall(16, 16), "a Sequential there can be"),
+    "call_inside": (lambda: with_one_of_its_own(linear1=OtherCall(16, 24)), "linear1 is a OtherCall with a __call__"),
+    "quantized": (lambda: with_one_of_its_own(self_attn=torch.ao.nn.quantizable.MultiheadAttention(16, 2)),
+                  "self_attn.*expected an nn.MultiheadAttention"),
+    "name_of_a_model": (lambda: llama(another_of_its_name), "expected nn.TransformerEncoderLayer"),
+    "attention_of_another_model": (lambda: llama(lambda layer: setattr(layer, "self_attn", other_attention())),
+                                   "self_attn is a MistralAttention, of another model"),
+    "norm_of_a_model": (lambda: llama(lambda layer: setattr(layer, "input_layernorm", nn.LayerNorm(16, bias=False))),
+                        "input_layernorm: expected a LlamaRMSNorm"),
     "bias_k": (lambda: nn.MultiheadAttention(16, 2, add_bias_kv=True), "add_bias_kv"),
     "zero_attn": (lambda: nn.MultiheadAttention(16, 2, add_zero_attn=True), "add_zero_attn"),
     "kdim": (lambda: nn.MultiheadAttention(16, 2, kdim=8, vdim=8), "kdim"),

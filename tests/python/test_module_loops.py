@@ -251,6 +251,67 @@ def test_looking_between_layers_changes_no_dropout():
     assert not torch.equal(there.layers[1](state), there.layers[1](state))
 
 
+def dropping(p=0.5):
+    _, there = pair()
+    for module in there.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = p
+    return there
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("gates", [True, False], ids=["gated", "plain"])
+def test_checkpointed_layers_have_the_dropout_of_their_forward(reentrant, gates):
+    there, scale = dropping(), torch.full((16,), 0.9).requires_grad_()
+    found = []
+    for saves in (False, True):
+        torch.manual_seed(3)
+        x = y = there.inp(X).detach().requires_grad_()
+        scale.grad = None
+        for layer in there.layers:
+            def run(h, layer=layer):
+                return layer(h) * scale if gates else layer(h)
+            y = checkpoint(run, y, use_reentrant=reentrant) if saves else run(y)
+        y.square().sum().backward()
+        found.append([y.detach(), x.grad, *([scale.grad.clone()] if gates else [])])
+    for expected, got in zip(*found):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_generator_set_back_brings_a_layers_dropout_again():
+    there = dropping()
+    state = there.layers[0](there.inp(X))
+    before = torch.get_rng_state()
+    first = there.layers[1](state)
+    torch.set_rng_state(before)
+    assert torch.equal(there.layers[1](state), first)
+    assert not torch.equal(there.layers[1](state), first)
+
+
+def test_a_thousand_calls_in_a_row_are_computed():
+    here, there = pair()
+    with torch.no_grad():
+        found = []
+        for net in (here, there):
+            x = net.inp(X)
+            for _ in range(1000):
+                x = net.layers[0](x)
+            found.append(x)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-2)
+
+
+def test_the_graph_has_an_output_that_nobody_has():
+    grads = []
+    for net in pair():
+        x = net.inp(X).detach().requires_grad_()
+        y = net.layers[0](x)
+        edge = torch.autograd.graph.get_gradient_edge(y)
+        del y
+        torch.autograd.backward([edge], [torch.ones_like(x)])
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-3, atol=1e-5)
+
+
 def test_hooks_of_whole_layers_run():
     here, there = pair()
     seen = []

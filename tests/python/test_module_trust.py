@@ -44,6 +44,73 @@ def test_a_piece_that_would_write_the_layers_input_is_refused(first, mode):
     attnd.torch.offload(nn.ModuleList([nn.Sequential(nn.Linear(16, 16), first)]), optimizer=mode)
 
 
+class Residual(nn.Sequential):
+    def forward(self, x):
+        for layer in self:
+            x = x + layer(x)
+        return x
+
+
+def a_list(change):
+    made = nn.ModuleList([nn.Sequential(nn.Linear(16, 16))])
+    change(made)
+    return made
+
+
+MORE = {
+    "forward": (lambda: Residual(nn.Sequential(nn.Linear(16, 16))), "a forward of its own"),
+    "hooks": (lambda: a_list(lambda made: made.register_forward_hook(lambda *_: None)), "hooks"),
+    "parameter": (lambda: a_list(lambda made: made.register_parameter("scale", nn.Parameter(torch.ones(1)))), "scale"),
+    "stack": (lambda: attnd.torch.offload(a_list(lambda made: None)), "on a daemon already"),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+@MODES
+def test_a_list_that_is_more_than_its_layers_is_refused(name, mode):
+    made, told = MORE[name]
+    with pytest.raises(TypeError, match=told):
+        attnd.torch.offload(made(), optimizer=mode)
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+@MODES
+def test_layers_are_offloaded_and_copied_where_no_gradients_are_wanted(around, mode):
+    here = Net(2)
+    there = copy.deepcopy(here)
+    with around():
+        there.layers = attnd.torch.offload(there.layers, optimizer=mode, max_rows=64)
+        torch.testing.assert_close(there(X), here(X), rtol=1e-5, atol=1e-5)
+        twin = copy.deepcopy(there)
+        torch.testing.assert_close(twin(X), here(X), rtol=1e-5, atol=1e-5)
+    for net in (here, there):
+        step(net, wrapped(net, torch.optim.SGD(net.parameters(), lr=0.1)))
+    same(here, there)
+
+
+RAW = {
+    "apply_": lambda y: y.apply_(lambda value: 2 * value), "map_": lambda y: torch.ones_like(y).map_(y, lambda a, b: a + b),
+    "format": lambda y: f"{y}", "resize_as_": lambda y: torch.zeros(1).resize_as_(y).shape,
+    "numpy": lambda y: np.add(y, 1)}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_what_reaches_for_an_outputs_memory_finds_it(name):
+    found = []
+    for net in pair():
+        with torch.no_grad():
+            found.append(RAW[name](net.layers[0](torch.ones(3, 16))))
+    assert found[0] == found[1] if isinstance(found[0], (str, tuple)) else np.allclose(*found, atol=1e-4)
+
+
+def test_what_cannot_find_an_outputs_memory_raises():
+    _, there = pair()
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"expected x.detach\(\)"):
+        torch.utils.dlpack.to_dlpack(there.layers[0](torch.ones(3, 16)))
+    with torch.no_grad(), pytest.raises(TypeError, match=r"nn.Parameter\(x.detach\(\)\)"):
+        nn.Parameter(there.layers[0](torch.ones(3, 16)))
+
+
 def test_a_slice_of_a_sequential_is_called_as_one():
     here, there = pair(is_sequential=True)
     x = torch.randn(3, 16)
@@ -232,6 +299,27 @@ def test_a_process_that_forked_is_told_so():
     child.kill()
     child.join()
     assert is_told and here.recv() == "refused"
+
+
+def test_threads_call_two_stacks_in_either_order():
+    one, two = [attnd.torch.offload(Net(2, is_sequential=True).layers) for _ in range(2)]
+    x = torch.randn(3, 16)
+    one(x), two(x)
+
+    def call(first, second):
+        with torch.no_grad():
+            for _ in range(60):
+                float(second(first(x)).sum())
+                y = x
+                for layer in [*first, *second]:
+                    y = layer(y)
+                float(y.sum())
+    threads = [threading.Thread(target=call, args=order, daemon=True) for order in ((one, two), (two, one))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_an_output_keeps_its_shape():

@@ -88,9 +88,9 @@ def adapt(layer: nn.Module, layers: Sequence[Described], arguments: Tuple[Any, .
     """The call of the first layer of a stack."""
     kind = layers[0].call
     if kind == "tensor":
-        if len(arguments) != 1 or keywords:
+        if len(arguments) + len(keywords) != 1 or not keywords.keys() <= {"input"}:
             raise wrong("arguments", "one tensor", f"{len(arguments)} and keywords {sorted(keywords)}")
-        return _plain(arguments[0])
+        return _plain(arguments[0] if arguments else keywords["input"])
     given = inspect.signature(type(layer).forward).bind(layer, *arguments, **keywords)
     given.apply_defaults()
     if kind == "decoder":
@@ -190,6 +190,8 @@ def _masked(attention: Any, call: StackCall, mask: Optional[Tensor], padding: Op
     if mask is None and is_causal:
         raise wrong("is_causal", "False, or the mask beside it, as PyTorch has it", True)
     if mask is None:
+        if keys is not None and padding is not None:
+            _refuse_low_rows("key_padding_mask", padding, keys)
         return _with_keys(call, keys)
     per_head = (batch * attention.num_heads, length, length)
     if mask.shape not in ((length, length), per_head):
@@ -200,7 +202,9 @@ def _masked(attention: Any, call: StackCall, mask: Optional[Tensor], padding: Op
     if is_causal and keys is None:
         raise wrong("is_causal", "False beside a mask that is not causal: PyTorch takes the one or the other", True)
     shaped = seen.reshape(1 if seen.dim() == 2 else batch, -1 if seen.dim() == 3 else 1, length, length)
-    return call._replace(mask=shaped if keys is None else shaped & keys)
+    shaped = shaped if keys is None else shaped & keys
+    _refuse_low_rows("mask", mask, shaped)
+    return call._replace(mask=shaped)
 
 
 def _nested_masked(call: StackCall, mask: Optional[Tensor], padding: Optional[Tensor], is_causal: bool) -> StackCall:
@@ -214,6 +218,13 @@ def _nested_masked(call: StackCall, mask: Optional[Tensor], padding: Optional[Te
         raise Unimplemented("mask: expected None or a causal one with a nested tensor: to use another, pad it "
                             "(torch.nested.to_padded_tensor)", field="mask")
     return call._replace(causal=True)
+
+
+def _refuse_low_rows(name: str, mask: Tensor, seen: Tensor) -> None:
+    """PyTorch gives a row that sees nothing 0 where it is of −inf, equal weights where it is of the lowest number."""
+    if mask.is_floating_point() and not bool(seen.any(-1).all()) and bool((mask.isfinite() & (mask != 0)).any()):
+        raise Unimplemented(f"{name}: expected True or −inf where a whole row is hidden, got the lowest number, by which "
+                            "PyTorch weighs all keys alike: use −inf, or show the row something", field=name)
 
 
 def _hidden(name: str, mask: Tensor) -> Tensor:

@@ -16,32 +16,46 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..errors import FailedPrecondition, wrong, wrong_type
+from ..errors import FailedPrecondition, Unimplemented, wrong, wrong_type
 from .calls import StackCall, adapt
 from .deferred import Deferred, Lazy
 from .micro_batches import CutRun, Flow, whole
 from .module import Module
 from .remote_call import LayerCall, Part, Run, uncompiled
 
-__all__ = ["LayerForward", "advance", "call_layers", "input_of", "same"]
+__all__ = ["LayerForward", "advance", "call_layers", "compute_others", "input_of", "same"]
 
 RemoteStack = Any  # stack.RemoteStack
 
 _X = {"tensor": "input", "encoder": "src", "decoder": "tgt", "attention": "query"}  # a model's: hidden_states
 
 
+_handed_on: Dict[int, int] = {}  # seeds that calls had from one before, by the generator's state before the call
+_MOST_HANDED_ON = 1 << 14
+
+
 class Seed:
-    """Dropout's, of layers that follow each other: each is dropped at its own sites."""
+    """Dropout's, of layers that follow each other: each is dropped at its own sites.
+
+    Each call takes a number of PyTorch's generator. Who sets it back to what it was before a call, as checkpointing does,
+    has the dropout of that call again, also where its seed was that of a layer before it.
+    """
 
     __slots__ = ("value",)
 
     def __init__(self) -> None:
         self.value: Optional[int] = None
 
-    def draw(self) -> int:
+    def draw(self) -> None:
+        """Once a call."""
+        state = hash(torch.get_rng_state().numpy().tobytes())
+        number = int(torch.randint(2 ** 62, (1,), device="cpu"))
         if self.value is None:
-            self.value = int(torch.randint(2 ** 62, (1,), device="cpu"))
-        return self.value
+            self.value = _handed_on.get(state, number)
+            return
+        if len(_handed_on) >= _MOST_HANDED_ON:
+            _handed_on.pop(next(iter(_handed_on)), None)
+        _handed_on[state] = self.value
 
 
 class Chain:
@@ -61,7 +75,7 @@ class Pending:
     """A call of layers [first, end), as forward knows it. Its output has it, and so have calls that extend it until they are
     done."""
 
-    __slots__ = ("part", "chain", "seed", "drops", "before", "following", "x", "value", "is_now", "is_kept", "is_used",
+    __slots__ = ("part", "chain", "seed", "drops", "before", "following", "x", "value", "is_now", "_is_kept", "is_used",
                  "node", "output", "error", "__weakref__")
 
     def __init__(self, chain: Chain, layers: Tuple[int, int], seed: Seed, drops: bool, before: Optional[Pending],
@@ -76,11 +90,21 @@ class Pending:
             before.following = weakref.ref(self)
         self.value: Union[None, Flow, Tensor] = None
         self.is_now = is_now
-        self.is_kept = False  # is wanted, or will be
+        self._is_kept = False
         self.is_used = False  # by another layer
         self.node: Optional[int] = None  # its own in autograd's graph
         self.output: Any = lambda: None  # weak reference to the Deferred
         self.error: Optional[FailedPrecondition] = None  # what it was called with is lost
+
+    @property
+    def is_kept(self) -> bool:
+        """Is wanted, or will be: perhaps by backward alone, whose graph has it then until it is computed."""
+        return self._is_kept
+
+    @is_kept.setter
+    def is_kept(self, value: bool) -> None:
+        self._is_kept = value
+        self.part.kept = self if value and self.part.run is None else None
 
     def result(self) -> Tensor:
         if not isinstance(self.value, Tensor):
@@ -94,7 +118,15 @@ class Pending:
             following.result()
 
     def compute(self) -> Union[Flow, Tensor]:
-        """Runs it and all that it extends."""
+        """Runs it and all that it extends, and what they read before: a thousand calls back are no recursion."""
+        found = self.value
+        if found is not None:
+            return found  # without its stack's lock, for which a thread that has another's might wait for ever
+        for one in _inputs(self):
+            one._compute()
+        return self._compute()
+
+    def _compute(self) -> Union[Flow, Tensor]:
         with self.part.stack._lock, torch.inference_mode(False), torch.no_grad():
             if self.value is not None:
                 return self.value
@@ -119,6 +151,34 @@ class Pending:
             return made
 
 
+def _inputs(pending: Pending) -> List[Pending]:
+    """Calls that have not been computed, whose outputs it needs: each behind those that it needs itself."""
+    order: List[Pending] = []
+    seen, waiting = set(), [(pending, False)]
+    while waiting:
+        one, is_ready = waiting.pop()
+        if is_ready:
+            order.append(one)
+        elif id(one) not in seen:
+            seen.add(id(one))
+            waiting.append((one, True))
+            first, before = one, one.before
+            while before is not None and before.part.run is None:
+                first, before = before, before.before
+            chain = first.chain
+            waiting += [(read._pending, False) for read in (first.x, None if chain is None else chain.memory)
+                        if isinstance(read, Deferred) and read._pending.value is None]
+    return order[:-1]
+
+
+def compute_others(stack: RemoteStack, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> None:
+    """Has what other stacks' layers give to a call computed before the call has its own stack's lock: none is taken under
+    another, since threads may call the stacks in any order."""
+    for value in [*arguments, *keywords.values()]:
+        if isinstance(value, Deferred) and value._pending.part.stack is not stack:
+            value._pending.compute()
+
+
 def _run(calls: List[Pending]) -> Union[Flow, Tensor]:
     first, last = calls[0], calls[-1]
     chain, stack = first.chain, first.chain.stack
@@ -135,13 +195,13 @@ def _run(calls: List[Pending]) -> Union[Flow, Tensor]:
     given = x._pending.compute() if isinstance(x, Deferred) else x
     if not is_cut or isinstance(given, Tensor):
         given = whole(given).detach()
-    y = run.forward(given, last.part.needs_grad, drops, first.seed.draw() if drops else 0)
+    y = run.forward(given, last.part.needs_grad, drops, (first.seed.value or 0) if drops else 0)
     begins = next((one.part for one in calls if one.part.needs_grad), last.part)
     begins.begins = last.part.ends = True
     run.wants_dx = begins.wants_dx and (begins is first.part or chain.call.memory is not None)
     for one in calls:
         one.part.run = run
-        one.before = one.x = one.chain = None
+        one.before = one.x = one.chain = one.part.kept = None
     return y
 
 
@@ -211,6 +271,20 @@ def _check_input(name: str, x: Any) -> None:
         raise wrong(name, "a tensor with numbers", "one of the meta device or of a FakeTensorMode")
 
 
+def _check_beside(kind: str, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> None:
+    """A layer gives gradients of its input and its memory alone."""
+    x, memory = input_of(kind, arguments, keywords), None
+    if kind == "decoder":
+        memory = keywords.get("memory", arguments[1] if len(arguments) > 1 else None)
+    named = [*((f"argument {n}", value) for n, value in enumerate(arguments)), *keywords.items()]
+    for name, value in named if torch.is_grad_enabled() else ():
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(one, Tensor) and one is not x and one is not memory and one.requires_grad:
+                raise Unimplemented(f"{name}: expected a tensor that wants no gradient, since layers on a daemon give those "
+                                    "of their input and memory alone, got one that requires it: give its detach(), or send "
+                                    "attention alone (attnd.torch.replace())", field=name)
+
+
 def _is_as_given(x: Deferred) -> bool:
     """Nobody has written it, or put it elsewhere in autograd's graph."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -231,8 +305,12 @@ def _extends(stack: RemoteStack, index: int, x: Any, arguments: Tuple[Any, ...],
     if not stack._options.server_optimizer and chain.versions != stack.versions():
         return False  # weights here have changed since it began; those on a daemon change once it is computed
     first = input_of(stack.kind, chain.arguments, chain.keywords)
-    given = tuple(first if value is x else value for value in arguments)
-    named = {name: first if value is x else value for name, value in keywords.items()}
+    own, is_self = _X.get(stack.kind, "hidden_states"), stack.kind == "attention"  # whose key and value are x too
+    given = tuple(first if value is x and (is_self or n == 0) else value for n, value in enumerate(arguments))
+    named = {name: first if value is x and (is_self or name == own) else value for name, value in keywords.items()}
+    if is_self and any((value is first) != (before is x) for value, before in zip(
+            [*given, *named.values()], [*arguments, *keywords.values()])):
+        return False  # cross-attention to what the layer before has read
     if len(given) != len(chain.arguments) or set(named) != set(chain.keywords):
         return False
     return (all(map(same, given, chain.arguments))
@@ -242,6 +320,7 @@ def _extends(stack: RemoteStack, index: int, x: Any, arguments: Tuple[Any, ...],
 def advance(forward: LayerForward, stack: RemoteStack, arguments: Tuple[Any, ...], keywords: Dict[str, Any],
             is_now: bool = False) -> Any:
     """A call of one layer."""
+    compute_others(stack, arguments, keywords)
     with stack._lock:
         changed, index = stack.look(), forward.index
         if not stack.has(forward):
@@ -257,6 +336,7 @@ def advance(forward: LayerForward, stack: RemoteStack, arguments: Tuple[Any, ...
             before.is_used = True
         if extends:
             assert before is not None
+            _check_beside(stack.kind, arguments, keywords)
             return _call(stack, Pending(before.chain, (index, index + 1), seed, stack.drops((index, index + 1)), before,
                                         None), x)
         return call_layers(stack, (index, index + 1), arguments, keywords, seed, is_now)
@@ -266,6 +346,7 @@ def call_layers(stack: RemoteStack, layers: Tuple[int, int], arguments: Tuple[An
                 seed: Optional[Seed] = None, is_now: bool = True) -> Any:
     """A call that extends no other."""
     _check_input("x", input_of(stack.kind, arguments, keywords))
+    _check_beside(stack.kind, arguments, keywords)
     call = adapt(stack[layers[0]], stack.described[layers[0]:layers[1]], arguments, keywords)
     x = call.x if call.is_nested else input_of(stack.kind, arguments, keywords)
     if call.memory is not None:

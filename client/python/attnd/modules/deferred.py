@@ -3,6 +3,7 @@ of an offloaded layer that nobody has computed yet, with its place in autograd's
 """
 from __future__ import annotations
 
+import sys
 from typing import Any, Dict, Optional, Sequence
 
 import torch
@@ -10,14 +11,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..errors import Unimplemented
-from .parameters import called
+from .parameters import called, refuse_memory
 
 __all__ = ["Deferred", "Lazy"]
 
 # These reach for the numbers past the dispatcher, where a tensor without storage has none.
 _OF_STORAGE = frozenset("""
     numpy tolist __array__ data_ptr storage untyped_storage _typed_storage share_memory_ __dlpack__ __dlpack_device__
-    __deepcopy__ __reduce_ex__ __repr__ __str__
+    __deepcopy__ __reduce_ex__ __repr__ __str__ __format__ apply_ map_ map2_
 """.split())
 # These look at the gradient that comes to this tensor.
 _OF_GRADIENT = frozenset("""
@@ -34,6 +35,8 @@ class Lazy(Tensor):
     def of(cls, pending: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Lazy:
         make: Any = Tensor._make_wrapper_subclass
         made: Lazy = make(cls, shape, dtype=dtype, device=device)
+        refuse_memory(made, "x: expected x.detach(), for C++ that reads or writes the memory of the output x of a layer on "
+                            "a daemon")
         made._pending = pending
         return made
 
@@ -47,11 +50,14 @@ class Lazy(Tensor):
             if isinstance(self, Lazy):
                 if name in _OF_GRADIENT:
                     self._pending.is_kept = True
-                elif (name in _OF_STORAGE and not how) or (name == "data" and how == "get"):
-                    self = torch.ops.aten.alias.default(self)
-                    return self.detach() if how else function(self, *arguments[1:], **keywords)
+                elif name == "data" and how == "get":
+                    return torch.ops.aten.alias.default(self).detach()
                 elif name == "data":
                     raise TypeError("data: expected x = ... or x.copy_(...) for the output of a layer on a daemon")
+                elif name == "detach" and sys._getframe(1).f_globals.get("__name__") == "torch.nn.parameter":
+                    raise TypeError("Parameter: expected nn.Parameter(x.detach()) for the output x of a layer on a daemon")
+            if (name in _OF_STORAGE and not how) or name == "data":
+                arguments = [torch.ops.aten.alias.default(one) if isinstance(one, Lazy) else one for one in arguments]
             return function(*arguments, **keywords)
 
     @classmethod
@@ -59,7 +65,7 @@ class Lazy(Tensor):
                            keywords: Optional[Dict[str, Any]] = None) -> Any:
         of: Dict[int, Lazy] = {}
         name, schema = function.overloadpacket.__name__, function._schema
-        if torch.Tag.inplace_view in function.tags and name != "detach_":
+        if torch.Tag.inplace_view in function.tags and name != "detach_" and isinstance(arguments[0], Lazy):
             raise Unimplemented(f"{name}: expected x = x.{name[:-1]}(...) for a layer's output on a daemon, which keeps "
                                 "its shape", field="x")
         if schema.is_mutable or any(given.alias_info is not None for given in schema.returns):

@@ -10,6 +10,7 @@ from .._connection import torch_connections
 from .._operator_options import check_precision
 from .._problem import Precision
 from ..errors import brief, wrong
+from .describe import other_method
 from .group import Ranks, mark_for_ddp
 from .local import assign_, fetch, local_gradients, local_weights
 from .optimizer import RemoteOptimizer, clip_grad_norm_, take_replaced
@@ -17,6 +18,7 @@ from .owning import take_new
 from .ranges import RemoteRanges, cut
 from .replicas import Replicas
 from .stack import RemoteStack, StackOptions, describe_apart, stack_of
+from .watch import has_hooks
 
 __all__ = ["assign_", "clip_grad_norm_", "fetch", "local_gradients", "local_weights", "offload", "optimizer"]
 
@@ -54,6 +56,10 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
             _checks.integer(word, rows, least, 1 << 32)
     several = isinstance(layers, torch.nn.ModuleList) or (
         isinstance(layers, torch.nn.Sequential) and any(len(list(layer.children())) for layer in layers))
+    if isinstance(layers, (RemoteStack, RemoteRanges)):
+        raise TypeError("offload: expected layers that are here, got ones that are on a daemon already")
+    if several:
+        _refuse_more_than_a_list(layers)
     children = layers._modules.items() if several else [("0", layers)]
     named = [(name, layer) for name, layer in children if layer is not None]
     if servers and (server or not several or len(named) < len(servers)):
@@ -92,6 +98,17 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
     return RemoteRanges([
         RemoteStack(named[begin:end], client, options_of(server, name and f"{name}.{n}"), ranks)
         for n, (server, client, begin, end) in enumerate(zip(servers, clients, [0, *ends], ends))])
+
+
+def _refuse_more_than_a_list(layers: torch.nn.Module) -> None:
+    """A list may compute, or have, more than its layers, which would be lost."""
+    other = other_method(layers)
+    own = [*layers._parameters, *layers._buffers]
+    what = f"a {other[0]} of its own" if other else "hooks" if has_hooks(layers) else own[0] if own else None
+    if what is not None:
+        raise TypeError(f"offload: expected a plain ModuleList or Sequential, got a {type(layers).__name__} with {what}, "
+                        "which would be lost: give its layers, as in torch.nn.ModuleList(layers), and leave the rest in the "
+                        "module around them")
 
 
 def _check_replicas(replicas: Sequence[str], group: Any, servers: Sequence[str], durability: str) -> None:

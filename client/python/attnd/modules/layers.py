@@ -91,14 +91,14 @@ class Maker:
         stem = f"{name}." if name else ""
         if is_adapted(module):
             return adapted(self, value, module, stem, transposed)
-        if not (type(module).__name__ == "Conv1D" if transposed else isinstance(module, nn.Linear)):
+        if not (type(module).__name__ == "Conv1D" if transposed else _is(module, nn.Linear)):
             refuse(module, f"in the place of {self.prefix + name}: expected {'a Conv1D' if transposed else 'an nn.Linear'}")
         weight = self.parameter(stem + "weight")
         return self.block.linear(value, weight, self.maybe(stem + "bias"), transposed=transposed)
 
     def layer_norm(self, value: int, name: str) -> int:
         norm: Any = self.module.get_submodule(self.prefix + name)
-        if not isinstance(norm, nn.LayerNorm):
+        if not _is(norm, nn.LayerNorm):
             refuse(norm, f"in the place of {self.prefix + name}: expected an nn.LayerNorm")
         if len(norm.normalized_shape) != 1:
             refuse(norm, f"normalized_shape has to be the last dimension alone, got {tuple(norm.normalized_shape)}")
@@ -119,8 +119,13 @@ class Maker:
         return p if module.training or not self.own else 0.0
 
 
+def _is(module: nn.Module, kind: Type[nn.Module]) -> bool:
+    """One of that class, or of one that computes the same."""
+    return isinstance(module, kind) and type(module).forward is kind.forward
+
+
 def dropout_p(module: nn.Module) -> float:
-    if not isinstance(module, (nn.Dropout, nn.Identity)):
+    if not _is(module, nn.Dropout) and not _is(module, nn.Identity):
         refuse(module, "expected nn.Dropout")
     return checked_p(module, getattr(module, "p", 0.0))
 
@@ -157,7 +162,7 @@ def activation(module: nn.Module, function: Any) -> str:
 def _multihead(make: Maker, name: str, value: int, variant: Variant, memory: Optional[int] = None) -> int:
     """nn.MultiheadAttention of a value to itself, or to the memory, with its output projection."""
     attention: Any = make.module.get_submodule((make.prefix + name).rstrip("."))
-    if not isinstance(attention, nn.MultiheadAttention):
+    if not _is(attention, nn.MultiheadAttention):
         refuse(attention, f"in the place of {make.prefix + name}: expected an nn.MultiheadAttention")
     if is_adapted(attention.out_proj):
         refuse(attention, "an adapter of its out_proj, which PyTorch does not call: leave it out of target_modules")

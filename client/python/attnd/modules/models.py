@@ -81,6 +81,9 @@ def _decoder(make: Maker, layer: Any, weight_offset: float = 0.0, four_norms: bo
 
     def norm(value: int, name: str) -> int:
         module = layer.get_submodule(name)
+        if not type(module).__name__.endswith("RMSNorm") or type(module).__module__ != type(layer).__module__:
+            refuse(layer, f"in the place of {name}: expected a {type(layer).__name__.replace('DecoderLayer', 'RMSNorm')}, "
+                          f"got a {type(module).__name__}")
         return block.norm(value, "rms", make.parameter(name + ".weight"), epsilon=_epsilon(module),
                           weight_offset=weight_offset, round_before_weight=rounds)
     normed = norm(0, "input_layernorm")

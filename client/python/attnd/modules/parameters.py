@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ..errors import FailedPrecondition, Unimplemented, wrong
 
-__all__ = ["GradientState", "RemoteGradient", "RemoteNumbers", "RemoteParameter", "asked_by", "stack_of"]
+__all__ = ["GradientState", "RemoteGradient", "RemoteNumbers", "RemoteParameter", "asked_by", "refuse_memory",
+           "stack_of"]
 
 RemoteStack = Any  # stack.RemoteStack
 
@@ -63,6 +64,14 @@ def _first(kind: type, arguments: Sequence[Any], keywords: Optional[Dict[str, An
             if found is not None:
                 return found
     return None
+
+
+def refuse_memory(made: Any, told: str) -> None:
+    """Has C++ that reads or writes the tensor's memory raise this, where it would crash, as there is none."""
+    native: Any = torch._C
+    if not getattr(torch.autograd.graph, "_allow_mutation_on_saved_tensors_enabled", False):  # asks where tensors lie
+        with native.DisableTorchFunctionSubclass():
+            native._set_storage_data_ptr_access_error_msg(made.untyped_storage()._cdata, told)
 
 
 class _Numbers:
@@ -265,6 +274,8 @@ class RemoteGradient(Tensor):
     def of(stack: RemoteStack, name: str, state: GradientState, shape: Sequence[int]) -> RemoteGradient:
         make: Any = Tensor._make_wrapper_subclass
         made: RemoteGradient = make(RemoteGradient, tuple(shape), dtype=torch.float32, device=stack.device)
+        refuse_memory(made, "grad: expected attnd.torch.fetch(p.grad) where C++ reads or writes the numbers of a gradient "
+                            "on a daemon")
         made._stack, made._name, made._state = stack, name, state
         return made
 

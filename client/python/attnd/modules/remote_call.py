@@ -15,7 +15,7 @@ from .deferred import Deferred
 from .module import Module
 from .numbers import bits_of, tensor_of
 
-__all__ = ["LayerCall", "Part", "Run", "uncompiled"]
+__all__ = ["LayerCall", "Part", "Run", "make_anchor", "uncompiled"]
 
 RemoteStack = Any  # stack.RemoteStack
 Pending = Any  # chain.Pending
@@ -27,6 +27,15 @@ def uncompiled(function: Any) -> Any:
     import torch._dynamo
     disable: Any = torch._dynamo.disable
     return disable(function)
+
+
+@torch.inference_mode(False)  # whatever the layers are offloaded under
+@torch.enable_grad()
+def make_anchor() -> Tuple[Tensor, Any]:
+    """A tensor that stands for a stack's parameters in autograd's graph, and its node there."""
+    anchor = torch.zeros(0, device="cpu", requires_grad=True)
+    node: Any = anchor.view_as(anchor).grad_fn
+    return anchor, node.next_functions[0][0]
 
 
 class Run:
@@ -139,11 +148,12 @@ class Part:
     first one gives the run's.
     """
 
-    __slots__ = ("stack", "layers", "pending", "run", "begins", "ends", "needs_grad", "wants_dx")
+    __slots__ = ("stack", "layers", "pending", "kept", "run", "begins", "ends", "needs_grad", "wants_dx")
 
     def __init__(self, stack: RemoteStack, layers: Tuple[int, int]) -> None:
         self.stack, self.layers = stack, layers
         self.pending: Any = lambda: None  # weak reference
+        self.kept: Optional[Pending] = None  # the same, where backward may be who asks for it
         self.run: Optional[Run] = None
         self.begins = self.ends = self.needs_grad = self.wants_dx = False
 

@@ -21,7 +21,7 @@ from .._transfer import send
 from ..client import Client
 from ..errors import AttndError, FailedPrecondition, ResourceExhausted, Unimplemented
 from .calls import StackCall, adapt, check_rotary
-from .chain import LayerForward, call_layers, input_of, same
+from .chain import LayerForward, call_layers, compute_others, input_of, same
 from .describe import describe
 from .group import GroupModule, Ranks
 from .layers import Described, Variant, refuse
@@ -33,7 +33,7 @@ from .numbers import digest, host, own
 from .owning import Owning, optimizers
 from .parameters import GradientState, RemoteParameter, stack_of
 from .parts import Parts
-from .remote_call import uncompiled
+from .remote_call import make_anchor, uncompiled
 from .replicas import ReplicaModule, Replicas
 from .states import Copies, Loads, add_inner_hooks, add_stack_hooks, drop_inner_hooks
 from .stepping import Sent, Stepping
@@ -164,9 +164,8 @@ class RemoteStack(Stepping, Owning, nn.Module):
         self._is_new = False  # the module was registered for layers that have changed since
         self._trained: Tuple[bool, ...] = ()
         refuse_hooks([layer for _, layer in layers])
-        anchor = torch.zeros(0, requires_grad=True)
-        object.__setattr__(self, "_anchor", anchor)
-        object.__setattr__(self, "_anchor_node", anchor.view_as(anchor).grad_fn.next_functions[0][0])  # type: ignore
+        for name, value in zip(("_anchor", "_anchor_node"), make_anchor()):
+            object.__setattr__(self, name, value)
         for _, layer in layers:
             add_inner_hooks(self, layer)
         add_stack_hooks(self)
@@ -548,6 +547,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
 
     def run(self, arguments: Tuple[Any, ...], keywords: Dict[str, Any], is_now: bool = True) -> Any:
         """All layers."""
+        compute_others(self, arguments, keywords)
         with self._lock:
             self.look()
             layers = [layer for _, layer in self._layers()]

@@ -81,7 +81,8 @@ class Stepping:
         """Tells a change of each parameter since another call of this."""
         if self._options.server_optimizer:
             return dict(self.written)
-        return {name: (tensor.data_ptr(), tensor._version) for name, tensor in self._cached.items()}
+        return {name: (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+                for name, tensor in self._cached.items()}
 
     # ---- Optimizers.
 
