@@ -120,9 +120,12 @@ def test_a_memory_may_be_what_other_layers_read(name):
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_attention_to_what_a_layer_before_has_read_is_refused():
+@pytest.mark.parametrize("shared", [False, True])
+def test_attention_to_what_a_layer_before_has_read_is_refused(shared):
     layers = attnd.torch.offload(nn.ModuleList([nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2)]))
     x = torch.randn(2, 6, 16)
+    if shared:
+        x.numpy()  # who has it may write it at any time
     y, _ = layers[0](x, x, x, need_weights=False)
     with pytest.raises(attnd.Unimplemented, match="key, value: expected the query"):
         layers[1](y, x, x, need_weights=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import types
 import weakref
-from typing import Any, Dict, List, NoReturn, Optional, Tuple, Union
+from typing import Any, Dict, List, NoReturn, Optional, Set, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class Pending:
     """A call of layers [first, end), as forward knows it. Its output has it, and so have calls that extend it until they are
     done."""
 
-    __slots__ = ("part", "chain", "seed", "drops", "before", "following", "x", "value", "is_now", "_is_kept", "is_used",
+    __slots__ = ("part", "chain", "seed", "drops", "before", "following", "x", "value", "is_now", "is_kept", "is_used",
                  "node", "output", "error", "__weakref__")
 
     def __init__(self, chain: Chain, layers: Tuple[int, int], seed: Seed, drops: bool, before: Optional[Pending],
@@ -90,21 +90,11 @@ class Pending:
             before.following = weakref.ref(self)
         self.value: Union[None, Flow, Tensor] = None
         self.is_now = is_now
-        self._is_kept = False
+        self.is_kept = False  # is wanted, or will be
         self.is_used = False  # by another layer
         self.node: Optional[int] = None  # its own in autograd's graph
         self.output: Any = lambda: None  # weak reference to the Deferred
         self.error: Optional[FailedPrecondition] = None  # what it was called with is lost
-
-    @property
-    def is_kept(self) -> bool:
-        """Is wanted, or will be: perhaps by backward alone, whose graph has it then until it is computed."""
-        return self._is_kept
-
-    @is_kept.setter
-    def is_kept(self, value: bool) -> None:
-        self._is_kept = value
-        self.part.kept = self if value and self.part.run is None else None
 
     def result(self) -> Tensor:
         if not isinstance(self.value, Tensor):
@@ -154,7 +144,8 @@ class Pending:
 def _inputs(pending: Pending) -> List[Pending]:
     """Calls that have not been computed, whose outputs it needs: each behind those that it needs itself."""
     order: List[Pending] = []
-    seen, waiting = set(), [(pending, False)]
+    seen: Set[int] = set()
+    waiting = [(pending, False)]
     while waiting:
         one, is_ready = waiting.pop()
         if is_ready:
@@ -201,7 +192,7 @@ def _run(calls: List[Pending]) -> Union[Flow, Tensor]:
     run.wants_dx = begins.wants_dx and (begins is first.part or chain.call.memory is not None)
     for one in calls:
         one.part.run = run
-        one.before = one.x = one.chain = one.part.kept = None
+        one.before = one.x = one.chain = None
     return y
 
 
@@ -308,9 +299,9 @@ def _extends(stack: RemoteStack, index: int, x: Any, arguments: Tuple[Any, ...],
     own, is_self = _X.get(stack.kind, "hidden_states"), stack.kind == "attention"  # whose key and value are x too
     given = tuple(first if value is x and (is_self or n == 0) else value for n, value in enumerate(arguments))
     named = {name: first if value is x and (is_self or name == own) else value for name, value in keywords.items()}
-    if is_self and any((value is first) != (before is x) for value, before in zip(
-            [*given, *named.values()], [*arguments, *keywords.values()])):
-        return False  # cross-attention to what the layer before has read
+    keys = [*arguments[1:3], *(keywords[name] for name in ("key", "value") if name in keywords)]
+    if is_self and any(value is not x for value in keys):
+        return False  # attention to what the layer before has read
     if len(given) != len(chain.arguments) or set(named) != set(chain.keywords):
         return False
     return (all(map(same, given, chain.arguments))

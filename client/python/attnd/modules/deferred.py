@@ -56,7 +56,7 @@ class Lazy(Tensor):
                     raise TypeError("data: expected x = ... or x.copy_(...) for the output of a layer on a daemon")
                 elif name == "detach" and sys._getframe(1).f_globals.get("__name__") == "torch.nn.parameter":
                     raise TypeError("Parameter: expected nn.Parameter(x.detach()) for the output x of a layer on a daemon")
-            if (name in _OF_STORAGE and not how) or name == "data":
+            if name in _OF_STORAGE and not how:
                 arguments = [torch.ops.aten.alias.default(one) if isinstance(one, Lazy) else one for one in arguments]
             return function(*arguments, **keywords)
 

@@ -148,12 +148,11 @@ class Part:
     first one gives the run's.
     """
 
-    __slots__ = ("stack", "layers", "pending", "kept", "run", "begins", "ends", "needs_grad", "wants_dx")
+    __slots__ = ("stack", "layers", "pending", "run", "begins", "ends", "needs_grad", "wants_dx")
 
     def __init__(self, stack: RemoteStack, layers: Tuple[int, int]) -> None:
         self.stack, self.layers = stack, layers
         self.pending: Any = lambda: None  # weak reference
-        self.kept: Optional[Pending] = None  # the same, where backward may be who asks for it
         self.run: Optional[Run] = None
         self.begins = self.ends = self.needs_grad = self.wants_dx = False
 
