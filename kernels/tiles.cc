@@ -48,6 +48,10 @@ const char* KindName(KernelKind kind) {
       return "dense_norm";
     case KernelKind::kDenseAnyNorm:
       return "dense_any_norm";
+    case KernelKind::kDenseNormSums:
+      return "dense_norm_sums";
+    case KernelKind::kDenseStretchSums:
+      return "dense_stretch_sums";
     case KernelKind::kDenseColumnSums:
       return "dense_column_sums";
     case KernelKind::kDenseRotary:
@@ -340,6 +344,14 @@ std::vector<KernelRow> Sm70Rows() {
                   .tile = {64, 0, 0, 1},
                   .reason = "after a forward in bfloat16 whose tensors stay for backward"});
   AddDense(3, 3, rows);
+  // Beside a vector and a column's sums, what a step of a chain computes with spills.
+  rows.push_back({.kind = KernelKind::kDenseNormSums,
+                  .tile = {0, 0, 0, 2},
+                  .reason = "layers of modules of many rows",
+                  .spill_bytes = 168});
+  rows.push_back({.kind = KernelKind::kDenseStretchSums,
+                  .tile = {0, 0, 0, 1},
+                  .reason = "layers of modules of many rows"});
   AddProducts(ElementType::kFloat16, false, rows);
   for (KernelRow& row : rows) row.architecture = Architecture::kSm70;
   return rows;

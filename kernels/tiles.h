@@ -47,11 +47,13 @@ enum class KernelKind : unsigned char {
   kCaptureScores,  // after a forward whose map is captured: tiles of the map, summed over heads
   kCaptureSums,    // then their averages, blocks and moments
   // The operations of modules besides attention (kernels/dense), of any shape and element.
-  kDenseNumbers,     // copies, functions of single numbers, dropout
-  kDenseChain,       // several such functions, one after the other
-  kDenseNorm,        // normalisation and its gradient, with such functions before and behind
-  kDenseAnyNorm,     // the same of tensors of several elements, or not in whole groups
-  kDenseColumnSums,  // gradients of biases and norms
+  kDenseNumbers,      // copies, functions of single numbers, dropout
+  kDenseChain,        // several such functions, one after the other
+  kDenseNorm,         // normalisation and its gradient, with such functions before and behind
+  kDenseAnyNorm,      // the same of tensors of several elements, or not in whole groups
+  kDenseNormSums,     // a norm's gradient and what those of its parameters are sums of
+  kDenseStretchSums,  // those sums
+  kDenseColumnSums,   // gradients of biases and norms
   kDenseRotary,
   kDenseSquares,  // of gradients, for their norm
   kDenseStep,     // of an optimizer

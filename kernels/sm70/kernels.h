@@ -10,5 +10,6 @@
 #include "kernels/sm70/capture.h"
 #include "kernels/sm70/forward.h"
 #include "kernels/sm70/keep_rows.h"
+#include "kernels/sm70/norm_sums.h"
 #include "kernels/sm70/product.h"
 #include "kernels/sm70/split_backward.h"

@@ -3,17 +3,16 @@
 // an LDS.128 of either operand serves four products. While a step is multiplied the next one comes
 // from global memory through registers to shared memory; a warp loads what its next products need,
 // also across the barrier between steps, and never waits for shared memory. Of weight gradients,
-// whose A lies by depth, memory adds the sums: half the traffic of a load and a store.
+// whose A lies by depth, memory adds the sums: half the traffic of a load and a store. Some of these
+// are one launch (listed_params.h), and blocks of C's first columns sum A's columns on their way.
 // Simulated (tools/voltasim): the loop 92 to 94 % of peak.
 // Errors: none.
 #pragma once
 
-#include "kernels/dense/product_tiles.h"
-#include "kernels/sm70/tile_math.h"
+#include "kernels/dense/listed_params.h"
+#include "kernels/sm70/product_output.h"
 
 namespace attnd::sm70 {
-
-inline constexpr int kProductWarpTile = kProductTile / 2, kProductGroups = kProductWarpTile / 16;
 
 // OperandStager brings a thread's part of an operand, a chunk a pass, through registers.
 template <bool kByDepth>
@@ -107,20 +106,28 @@ struct ProductKernel {
     alignas(128) char a[kOperandBytes<kProductTile>];
     alignas(128) char b[kOperandBytes<kProductTile>];
   };
+  static constexpr int kWarps = kThreads / 32;
+  using Output = HalfOutput<OperandWords<kBByDepth>, kBByDepth>;
   union Shared {
     Stage stages[2];
-    ProductRows<kProductTile> rows[kThreads / 32];
+    ProductRows<kProductTile> rows[kWarps];
+    typename Output::Rows half_rows[kWarps];
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    const ProductDesc& p = *static_cast<const ProductDesc*>(params.dense);
+    const auto* of = static_cast<const ProductDesc*>(params.dense);
+    int block = at.block;
+    if constexpr (kAByDepth) of = ProductOfBlock(params.dense, at.thread, block);
+    const ProductDesc& p = *of;
     const ProductDesc read = p;  // at once
-    const ProductPart part = ProductPartOf<kProductTile>(read, at.block);
+    const ProductPart part = ProductPartOf<kProductTile>(read, block);
     const ProductPlace place = ProductPlaceOf<kProductTile>(read, part.tile);
     Sums sums;
     Zero(sums);
-    Multiply(read, place, part, at.thread, shared, sums);
+    float of_column = 0;
+    Multiply(read, place, part, at.thread, shared, sums, of_column);
     WaitForTurn(p, part, at.thread);
+    if (HasColumnSums(read, place)) AddColumnSum(read, place.row + at.thread, of_column);
     Store(p, place, at.thread, shared, sums);
     PassTurn(p, part, at.thread);
   }
@@ -128,9 +135,18 @@ struct ProductKernel {
  private:
   using AWords = OperandWords<kAByDepth>;
   using BWords = OperandWords<kBByDepth>;
-  using Curved = ElementUnless<kAByDepth, Float16>::Type;
-  using Sums = float[kProductGroups][kProductGroups][8];
+  using Sums = typename Output::Sums;
 
+  // Finds the one of a launch's gradients that has this block, which becomes one of its own.
+  ATTN_HD static const ProductDesc* ProductOfBlock(const void* listed, int thread, int& block) {
+    const int32_t* const ends = static_cast<const ListedGradients*>(listed)->ends;
+    static_assert(ListedGradients::kMost == 2 * kWarpLanes);
+    const uint2 own = ptx::LoadGlobal64(ends + thread % kWarpLanes * 2);
+    const int product = ptx::CountBits(ptx::Ballot(block >= static_cast<int>(own.x))) +
+                        ptx::CountBits(ptx::Ballot(block >= static_cast<int>(own.y)));
+    if (product > 0) block -= static_cast<int>(ptx::LoadGlobal32(ends + product - 1));
+    return reinterpret_cast<const ProductDesc*>(ends + ListedGradients::kMost) + product;
+  }
   ATTN_HD static void Zero(Sums& sums) {
 #pragma unroll
     for (int m = 0; m < kProductGroups; ++m) {
@@ -142,13 +158,15 @@ struct ProductKernel {
   ATTN_HD static int WarpColumn(int thread) { return (thread >> 5 & 1) * kProductWarpTile; }
 
   ATTN_HD static void Multiply(const ProductDesc& p, const ProductPlace& place,
-                               const ProductPart& part, int thread, Shared& shared, Sums& sums) {
+                               const ProductPart& part, int thread, Shared& shared, Sums& sums,
+                               float& of_column) {
     const int begin = part.begin, depth = part.depth;
     OperandStager<kAByDepth> a({p.a, p.a_stride, place.row, p.rows, begin, thread});
     OperandStager<kBByDepth> b({p.b, p.b_stride, place.column, p.columns, begin, thread});
     const Lane lane = {thread & 31};
     const int a_begin = AWords::Begin(WarpRow(thread), lane, lane.row_half());
     const int b_begin = BWords::Begin(WarpColumn(thread), lane, lane.column_half());
+    const bool has_column_sums = HasColumnSums(p, place);
     if (depth <= 0) return;
     a.Fetch(depth);
     b.Fetch(depth);
@@ -162,6 +180,9 @@ struct ProductKernel {
     for (int n = 0; n < kProductGroups; ++n) words.LoadB(shared.stages, stage, n);
 #pragma unroll 1
     for (int left = depth; left > 0; left -= kProductStep<2>) {
+      if (has_column_sums) {
+        of_column = ptx::Add(of_column, ColumnSum(shared.stages[stage].a, thread));
+      }
 #pragma unroll
       for (int unit = 0; unit < kUnits; ++unit) {
         // Else the assembler gathers loads and stores of many units in one place: 1 % slower.
@@ -183,6 +204,26 @@ struct ProductKernel {
       stage ^= 1;
     }
     ptx::SyncThreads();
+  }
+
+  // ---- Sums of A's columns, a column a thread of the blocks of C's first columns: in steps, then
+  // in blocks of the depth, as ColumnSumsKernel adds its stretches.
+  ATTN_HD static bool HasColumnSums(const ProductDesc& p, const ProductPlace& place) {
+    return kAByDepth && ColumnSumsOf(p) != nullptr && place.column == 0;
+  }
+  ATTN_HD static float ColumnSum(const char* stage, int thread) {
+    float sum = 0;
+#pragma unroll
+    for (int row = 0; row < kProductStep<2>; ++row) {
+      const int chunk = OperandLayout<kProductTile, 2, true>::Offset(row, thread >> 3);
+      sum = ptx::Add(sum, Float16::Low(ptx::LoadShared16(stage + chunk + (thread & 7) * 2)));
+    }
+    return sum;
+  }
+  ATTN_HD static void AddColumnSum(const ProductDesc& p, int column, float sum) {
+    if (column >= p.rows) return;
+    float* const at = ColumnSumsOf(p) + column;
+    ptx::StoreGlobalFloat(at, ptx::Add(ptx::LoadGlobalFloat(at), sum));
   }
 
   // A unit is a word of A times its chunk's words of B: eight products. Of A the next word comes
@@ -237,14 +278,24 @@ struct ProductKernel {
                                                place >> 1 & 1));
     }
   };
-  // A group of rows at a time; each warp through memory of its own.
+  // Each warp through memory of its own.
   ATTN_HD static void Store(const ProductDesc& desc, const ProductPlace& place, int thread,
                             Shared& shared, const Sums& sums) {
     const ProductDesc p = desc;  // read at once
-    auto& rows = shared.rows[thread >> 5];
+    const int warp = thread >> 5;
     const Lane lane = {thread & 31};
     const ProductPlace own = {place.row + WarpRow(thread), place.column + WarpColumn(thread)};
-    const ProductOutput<kProductTile, Curved> output(p, own, lane.index);
+    if constexpr (!kAByDepth) {
+      if (p.c_element == kBiasFloat16) {
+        return Output(p, own, lane).Store(sums, shared.half_rows[warp]);
+      }
+    }
+    StoreGroups(p, own, lane, shared.rows[warp], sums);
+  }
+  // A group of rows at a time, in float32.
+  ATTN_HD static void StoreGroups(const ProductDesc& p, const ProductPlace& own, Lane lane,
+                                  ProductRows<kProductTile>& rows, const Sums& sums) {
+    const ProductOutput<kProductTile, NoCurves> output(p, own, lane.index);
     const bool is_whole =
         own.row + kProductWarpTile <= p.rows && own.column + kProductWarpTile <= p.columns;
 #pragma unroll
@@ -268,7 +319,6 @@ struct ProductKernel {
         AddToMemory<false>(p, own, lane.index, m, rows);
       }
     }
-    output.PassThroughCurve();
   }
   // `kWhole` says that all of the warp's numbers exist.
   template <bool kWhole>

@@ -13,8 +13,8 @@ namespace {
 
 // Simulated: `./dev volta-report --products` prints them.
 constexpr ProductCycles kV100Products = {
-    .alone = {{1423, 4768}, {1481, 4827}, {1472, 5344}},
-    .beside_another = {{2187, 6847}, {2242, 6598}, {2255, 6697}},
+    .alone = {{1475, 5072}, {1434, 5033}, {1445, 5587}},
+    .beside_another = {{2159, 6895}, {2209, 6709}, {2169, 7785}},
     .multiprocessors = 80,
     .cycles_per_second = 1.38e9};
 
@@ -88,6 +88,12 @@ class SegmentTraffic {
     work_.later_bytes += bytes;
     ++work_.launches;
   }
+  // The same, of what a gradient of weights reads.
+  void AddBiasSums(double bytes) {
+    AddSums(bytes);
+    work_.bias_bytes += bytes;
+    ++work_.bias_launches;
+  }
   // A product between a layer's input, its output and its matrix, of numbers of so many bytes.
   void Multiply(LinearProduct of, int64_t input, int64_t output, double number_bytes) {
     const std::vector<ValueShape>& values = in_.graph_.shapes(in_.block_).values;
@@ -123,7 +129,13 @@ class SegmentTraffic {
       Read({linear->input, false});
       Multiply(LinearProduct::kWeightGradient, linear->input, output, 8);
       ++work_.launches;
-      if (linear->bias.has_value()) AddSums(Bytes(output));
+      if (linear->bias.has_value()) {
+        if (linear->transposed) {
+          AddSums(Bytes(output));
+        } else {
+          AddBiasSums(Bytes(output));
+        }
+      }
     } else if (const auto* norm = std::get_if<NormOp>(&in_.ops_[op].kind)) {
       Read({norm->input, false});
       if (norm->weight.has_value() || norm->bias.has_value()) {
@@ -187,7 +199,8 @@ bool JoinsProducts(const GpuRates& gpu, ElementType element) {
 namespace {
 
 // Blocks lie beside each other on multiprocessors once there are more than these, and end together:
-// so do those that follow.
+// so do those that follow. A layer's gradients of weights are one launch, in which only the last of
+// them do not fill the multiprocessors.
 double SecondsOf(const SegmentWork::Product& p, const ProductCycles& cycles) {
   constexpr int64_t kTile = 128, kStep = 32, kWeightGradientRows = 1024;
   const bool is_cut = p.of == LinearProduct::kWeightGradient;
@@ -197,27 +210,35 @@ double SecondsOf(const SegmentWork::Product& p, const ProductCycles& cycles) {
   const ProductCycles::OfBlock& block =
       (is_alone ? cycles.alone : cycles.beside_another)[static_cast<int>(p.of)];
   const double steps = static_cast<double>(p.depth) / static_cast<double>(blocks_deep * kStep);
-  return static_cast<double>(DivideUp(blocks, 2 * cycles.multiprocessors)) *
-         (steps * block.step + block.besides) / cycles.cycles_per_second;
+  const int64_t at_once = 2 * cycles.multiprocessors;
+  const double turns =
+      is_cut ? std::max(1.0, static_cast<double>(blocks) / static_cast<double>(at_once))
+             : static_cast<double>(DivideUp(blocks, at_once));
+  return turns * (steps * block.step + block.besides) / cycles.cycles_per_second;
 }
 
 }  // namespace
 
 double SegmentWork::Microseconds(const GpuRates& gpu) const {
-  double of_products = flops / gpu.flops_per_second;
+  double of_products = flops / gpu.flops_per_second, later = later_bytes;
+  int64_t apart = launches;
   if (gpu.product_cycles != nullptr) {
     of_products = 0;
     for (const Product& p : products) of_products += SecondsOf(p, *gpu.product_cycles);
+    later -= bias_bytes;
+    apart -= bias_launches;
   }
   const double rate = kMemoryShare * gpu.bytes_per_second;
-  const double seconds = std::max(of_products, (bytes - later_bytes) / rate) + later_bytes / rate;
-  return seconds * 1e6 + kLaunchMicroseconds * static_cast<double>(launches);
+  const double seconds = std::max(of_products, (bytes - later_bytes) / rate) + later / rate;
+  return seconds * 1e6 + kLaunchMicroseconds * static_cast<double>(apart);
 }
 
 void SegmentWork::operator+=(const SegmentWork& other) {
   flops += other.flops;
   bytes += other.bytes;
   later_bytes += other.later_bytes;
+  bias_bytes += other.bias_bytes;
+  bias_launches += other.bias_launches;
   launches += other.launches;
   products.insert(products.end(), other.products.begin(), other.products.end());
 }

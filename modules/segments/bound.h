@@ -59,6 +59,10 @@ struct SegmentWork {
   // own, and what a product's curve writes or reads, as its tiles are done.
   double later_bytes = 0;
   int64_t launches = 0;
+  // Those of `later_bytes` and `launches` that are sums for biases, which a V100's gradients of
+  // weights make on their way.
+  double bias_bytes = 0;
+  int64_t bias_launches = 0;
   std::vector<Product> products;
   double Microseconds(const GpuRates& gpu) const;
   void operator+=(const SegmentWork& other);

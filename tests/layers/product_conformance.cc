@@ -100,19 +100,30 @@ class Product {
 
   // Computes gradients, in calls of `part` rows.
   Numbers OfRows(const Matrix& x, const Matrix& dy, const Numbers& old, int64_t part) {
+    return OfRows(x, dy, old, part, Numbers(x.columns), true)[0];
+  }
+  // And sums of x's columns, added to others by the gradients' calls or by calls of their own.
+  std::array<Numbers, 2> OfRows(const Matrix& x, const Matrix& dy, const Numbers& old, int64_t part,
+                                const Numbers& old_columns, bool is_beside) {
     DeviceTensors tensors(engine_, x.rows * (x.columns + dy.columns) + x.columns * dy.columns);
     const Tensor sums = tensors.Put(old, ElementType::kFloat32);
+    const Tensor columns = tensors.Put(old_columns, ElementType::kFloat32);
     const Tensor a = tensors.Put(x.numbers, element_), b = tensors.Put(dy.numbers, element_);
+    auto* const of_columns = static_cast<float*>(columns.data);
     for (int64_t first = 0; first < x.rows; first += part) {
-      tensors.device().AddGradient({.rows = std::min(part, x.rows - first),
+      const GradientProduct product{.rows = std::min(part, x.rows - first),
                                     .a = Behind(a, first * x.columns),
                                     .b = Behind(b, first * dy.columns),
                                     .a_columns = x.columns,
                                     .b_columns = dy.columns,
                                     .operand = element_,
-                                    .sums = static_cast<float*>(sums.data)});
+                                    .sums = static_cast<float*>(sums.data),
+                                    .column_sums = is_beside ? of_columns : nullptr};
+      tensors.device().AddGradient(product);
+      if (is_beside) continue;
+      tensors.device().AddColumnSums({product.a, element_, product.rows, x.columns, of_columns});
     }
-    return tensors.Get(sums, x.columns * dy.columns);
+    return {tensors.Get(sums, x.columns * dy.columns), tensors.Get(columns, x.columns)};
   }
 
  private:
@@ -187,6 +198,25 @@ TEST_P(ProductConformance, GradientsAreSumsOverRows) {
     const Numbers whole = Product(*engine, element).OfRows(x, dy, old, rows);
     ExpectProduct(whole, Transposed(x), dy, old, {}, ElementType::kFloat32, element);
     EXPECT_TRUE(SameBits(whole, Product(*engine, element).OfRows(x, dy, old, 1024)));
+  }
+}
+
+TEST_P(ProductConformance, GradientsAddColumnsToTheBitsOfSums) {
+  const ElementType element = GetParam().element;
+  const std::unique_ptr<cuda::CudaBackend> engine = GetParam().make();
+  Random random(7);
+  constexpr std::array<int64_t, 3> kCasesOfColumns[] = {
+      {37, 136, 24}, {1100, 264, 8}, {2100, 16, 136}};
+  for (const auto& [rows, a_columns, b_columns] : kCasesOfColumns) {
+    SCOPED_TRACE(absl::StrCat(rows, "x", a_columns, "x", b_columns));
+    const Matrix x = RandomMatrix(random, rows, a_columns, element);
+    const Matrix dy = RandomMatrix(random, rows, b_columns, element);
+    const Numbers zeros(a_columns * b_columns);
+    const Numbers some(x.numbers.begin(), x.numbers.begin() + a_columns);
+    Product product(*engine, element);
+    const Numbers apart = product.OfRows(x, dy, zeros, rows, some, false)[1];
+    EXPECT_TRUE(SameBits(apart, product.OfRows(x, dy, zeros, rows, some, true)[1]));
+    EXPECT_TRUE(SameBits(apart, product.OfRows(x, dy, zeros, 1024, some, true)[1]));
   }
 }
 

@@ -22,7 +22,9 @@ ENCODER_WIDTH, ENCODER_HEAD_DIMS, ENCODER_LENGTHS = 2048, (64, 128), (512, 1024,
 EAGER_FLOPS_PER_SECOND = 0.90 * 112e12                      # cuBLAS, published for large products
 SCALED, SUM, DROP, CURVE, SLOPE = 2, 3, 5, 6, 7             # kernels/dense/dense_params.h: NumbersOp
 STEPS = DESC + 0x1000                                       # of chains
-THREADS, GROUP, SUM_COLUMNS, SUM_ROWS, NORM_LANES, STEP_NUMBERS = 256, 8, 32, 1024, 32, 2048
+THREADS, GROUP, SUM_COLUMNS, SUM_ROWS, SUM_STRETCH, NORM_LANES, STEP_NUMBERS = 256, 8, 32, 1024, 32, 32, 2048
+NORM_SUMS_COLUMNS, NORM_SUMS_BYTES = 768, 4 << 20           # listed_params.h, kernels/layers/cuda/launch_queue.h
+GRADIENTS_BEFORE = 3                                        # of a layer's six in a launch
 
 
 class Numbers(Memory):
@@ -67,6 +69,26 @@ def norm(rows, columns, is_backward, before=(), after=(), out=3):
     return "dense_norm", desc, b"".join((*before, *after)), -(-rows * NORM_LANES // THREADS)
 
 
+def brings_sums(rows, columns):
+    """Whether a norm's gradient leaves sums of stretches: CudaDevice::BringsSums."""
+    stretches = rows // SUM_STRETCH
+    return (128 < columns <= NORM_SUMS_COLUMNS and rows % SUM_STRETCH == 0 and stretches >= SMS
+            and 8 * stretches * columns <= NORM_SUMS_BYTES)
+
+
+def norm_sums(rows, columns, after, out):
+    """The same of NormSumsDesc."""
+    _, desc, tables, _ = norm(rows, columns, 1, (), after, out)
+    launch = desc + struct.pack("<QQ", TENSORS + (11 << 32), TENSORS + (12 << 32))
+    return "dense_norm_sums", launch, tables, rows // SUM_STRETCH
+
+
+def stretch_sums(stretches, columns):
+    """The same of StretchSumsDesc."""
+    desc = struct.pack("<QQQQii", *(TENSORS + (n << 32) for n in range(1, 5)), stretches, columns)
+    return "dense_stretch_sums", desc, b"", 2 * -(-columns // SUM_COLUMNS)
+
+
 def sums(rows, *columns, of_norm=False):
     """The same of ColumnSumsDesc, one after the other: of gradients of biases, or of a norm's two parameters."""
     descs, blocks = b"", 0
@@ -98,33 +120,40 @@ def squares(parameters, totals):
 def passes(rows, width, direction, fused):
     """{name: (times, launch)} of what is no product."""
     d, inner = width, 4 * width
+    behind = [step(SCALED, 0, 8, 1, True), step(DROP, 0, 9, 1)]
     norms = {("forward", True): {"drop + add + norm": norm(rows, d, 0, [step(DROP, 0, 8, 0), step(SUM, 9, 1, 1)])},
              ("forward", False): {"drop": numbers(DROP, rows, d), "add": numbers(SUM, rows, d, 2),
                                   "norm": norm(rows, d, 0)},
-             ("backward", True): {"norm's + add's + drop's": norm(rows, d, 1, (), [
-                 step(SCALED, 0, 8, 1, True), step(DROP, 0, 9, 1)], out=9)},
+             ("backward", True): {"norm's + add's + drop's": norm(rows, d, 1, (), behind, out=9)},
              ("backward", False): {"norm's": norm(rows, d, 1), "add's": numbers(SCALED, rows, d),
                                    "drop's": numbers(DROP, rows, d)}}[direction, fused]
     of_all = {name: (2, launch) for name, launch in norms.items()}
     if direction == "forward":
         return of_all if fused else of_all | {"gelu": (1, numbers(CURVE, rows, inner))}
-    slope = {} if fused else {"gelu's": (1, numbers(SLOPE, rows, inner, 2))}
-    return of_all | slope | {"sums of norms": (2, sums(rows, d, of_norm=True)),
-                             "sums of biases": (1, sums(rows, d, inner, d, d, d, d))}
+    if not fused:
+        return of_all | {"gelu's": (1, numbers(SLOPE, rows, inner, 2)), "sums of norms": (2, sums(rows, d, of_norm=True)),
+                         "sums of biases": (1, sums(rows, d, inner, d, d, d, d))}
+    if not brings_sums(rows, d):
+        return of_all | {"sums of norms": (2, sums(rows, d, of_norm=True))}
+    return {"norm's + add's + drop's + sums": (2, norm_sums(rows, d, behind, 9)),
+            "sums of stretches": (2, stretch_sums(rows // SUM_STRETCH, d))}
 
 
 def products(rows, width, direction, fused):
-    """{name: (times, kind of product, curve, rows, columns, depth)}"""
+    """{name: (times, kind of product, curve, rows, columns, depth)}, of all gradients (1, "gradients", sizes, depth)."""
     d, inner = width, 4 * width
     if direction == "forward":
         up = {"up + gelu": (1, "rows_rows", "value", rows, inner, d)} if fused else {
             "up": (1, "rows_rows", None, rows, inner, d)}
         return {"q, k, v, out": (4, "rows_rows", None, rows, d, d)} | up | {"down": (1, "rows_rows", None, rows, d, inner)}
+    sizes = ((d, d),) * 4 + ((inner, d), (d, inner))
+    gradients = {"dW of all + sums of biases": (1, "gradients", sizes, rows)} if fused else {
+        "dW of q, k, v, out": (4, "depth_depth", None, d, d, rows), "dW of up": (1, "depth_depth", None, inner, d, rows),
+        "dW of down": (1, "depth_depth", None, d, inner, rows)}
     down = {"dx of down + gelu's": (1, "rows_depth", "slope", rows, inner, d)} if fused else {
         "dx of down": (1, "rows_depth", None, rows, inner, d)}
     return {"dx of q, k, v, out": (4, "rows_depth", None, rows, d, d), "dx of up": (1, "rows_depth", None, rows, d, inner),
-            **down, "dW of q, k, v, out": (4, "depth_depth", None, d, d, rows),
-            "dW of up": (1, "depth_depth", None, inner, d, rows), "dW of down": (1, "depth_depth", None, d, inner, rows)}
+            **down, **gradients}
 
 
 def steps(width):
@@ -149,16 +178,27 @@ class Simulator:
             self.passes[launch] = self._simulate(*launch)
         return self.passes[launch]
 
-    def of_product(self, kind, curve, m, n, k):
-        """The same of a product."""
+    def speeds(self, kind, beside, before=0):
         key = "product_" + kind
-        if (key, curve) not in self.products:
-            self.products[key, curve] = volta_products.Speeds(key, *self.kernels[key], self.schedules, self.parameters,
-                                                              curve)
+        if (key, beside, before) not in self.products:
+            self.products[key, beside, before] = volta_products.Speeds(key, *self.kernels[key], self.schedules,
+                                                                       self.parameters, beside, before)
+        return self.products[key, beside, before]
+
+    def of_product(self, kind, *of):
+        """The same of a product, or of a layer's gradients of weights with the sums of biases."""
+        if kind == "gradients":
+            return self._of_gradients(*of)
+        curve, m, n, k = of
         # Read and written in float32; written, and what is beside.
         of_c = 8 if kind == "depth_depth" else 4 if curve else 2
-        return (self.products[key, curve].cycles(m, n, k)[-1] / self.clock_mhz,
+        return (self.speeds(kind, curve).cycles(m, n, k)[-1] / self.clock_mhz,
                 (2 * (m * k + n * k) + of_c * m * n) / HBM_BYTES_PER_SECOND * 1e6)
+
+    def _of_gradients(self, sizes, depth):
+        speeds = [self.speeds("depth_depth", beside, GRADIENTS_BEFORE) for beside in (None, "sums")]
+        moved = sum(2 * (m + n) * depth + 8 * m * n for m, n in sizes)
+        return (volta_products.gradient_cycles(*speeds, sizes, depth) / self.clock_mhz, moved / HBM_BYTES_PER_SECOND * 1e6)
 
     def _simulate(self, key, desc, tables, blocks):
         listing, kernel, shared = self.kernels[key]
@@ -214,11 +254,11 @@ def lines_of(simulator, count, width, direction):
 def print_table(table):
     print("BERT layers with dropout, attention aside: us of a launch, and of all with 1.5 us more each. Simulated "
           "(voltasim), memory at 0.80 TB/s.")
-    print(f"{'rows':>6s} {'width':>5s} {'direction':9s} {'what':24s} {'launches':>8s} {'op by op':>9s} {'segments':>9s}")
+    print(f"{'rows':>6s} {'width':>5s} {'direction':9s} {'what':30s} {'launches':>8s} {'op by op':>9s} {'segments':>9s}")
     for count, width, direction, name, times, *both in table:
         cells = " ".join(f"{us:9.1f}" if us else " " * 9 for us in both)
         ratio = f" {both[0] / both[1]:.3f} times" if name == "all" else ""
-        print(f"{count or '':6} {width:5d} {direction:9s} {name:24s} {times:8d} {cells}{ratio}")
+        print(f"{count or '':6} {width:5d} {direction:9s} {name:30s} {times:8d} {cells}{ratio}")
 
 
 def eager_microseconds(head_dim, length):

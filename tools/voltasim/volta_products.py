@@ -16,23 +16,25 @@ ROWS, WIDTHS, TIMES = 16384, (768, 1024, 2048, 4096), (1, 3, 4)
 TILE, STEP, BLOCK_DEPTH = 128, 32, 1024     # kernels/dense/product_params.h
 STORE, ADD_BLOCKS, FLOAT32, FLOAT16 = 0, 2, 3, 1
 GELU = 2                                    # kernels/dense/curves.h
+LISTED = 64                                 # kernels/dense/listed_params.h
 DENSE = 0x30                                # of LaunchParams.dense
 DESC, TENSORS = 0x1000000, 0x7000000000     # tensors read as zero
 STEPS = (16, 15)
 
 
-def product_desc(depth, sums, curve):
-    """ProductDesc of one tile, whose numbers pass through GELU ("value"), by its slope ("slope") or through nothing.
+def product_desc(depth, sums, beside):
+    """ProductDesc of one tile. `beside`: its numbers pass through GELU ("value") or by its slope ("slope"), or A's
+    columns are summed ("sums").
 
     Of sums the traced block is the second, the last: its turn comes at once.
     """
-    bias = 0 if sums else TENSORS + (3 << 32)
+    bias = 0 if sums and beside != "sums" else TENSORS + (3 << 32)
     tensors = struct.pack("<QQQQ", TENSORS, TENSORS + (1 << 32), bias, TENSORS + (2 << 32))
     depth, result, element = (depth + BLOCK_DEPTH, ADD_BLOCKS, FLOAT32) if sums else (depth, STORE, FLOAT16)
-    beside = TENSORS + (5 << 32)
+    values = TENSORS + (5 << 32)
     return tensors + struct.pack("<qqqiiiiiiQi4xQQ", 4096, 4096, 4096, TILE, TILE, depth, result, FLOAT16, element,
-                                 TENSORS + (4 << 32), GELU if curve else 0, beside * (curve == "value"),
-                                 beside * (curve == "slope"))
+                                 TENSORS + (4 << 32), GELU if beside in ("value", "slope") else 0,
+                                 values * (beside == "value"), values * (beside == "slope"))
 
 
 def constants(parameters, jumps):
@@ -41,10 +43,13 @@ def constants(parameters, jumps):
     return {0x0: 256, 0x28: 0xFFFDC0, parameters + DENSE: DESC & 0xFFFFFFFF, parameters + DENSE + 4: DESC >> 32} | tables
 
 
-def launch(steps, sums, parameters, jumps, curve):
-    """(constants, memory) of a block of so many steps."""
-    memory = Memory()
-    memory.write(DESC, product_desc(steps * STEP, sums, curve))
+def launch(steps, sums, parameters, jumps, beside, before):
+    """(constants, memory) of a block of so many steps, of a product that has so many before it in its launch."""
+    memory, descs = Memory(), (before + 1) * product_desc(steps * STEP, sums, beside)
+    if sums:
+        ends = [2 * (n + 1) for n in range(before + 1)] + [(1 << 31) - 1] * (LISTED - before - 1)
+        descs = struct.pack(f"<{LISTED}i", *ends) + descs
+    memory.write(DESC, descs)
     memory.write(TENSORS + (4 << 32), struct.pack("<i", sums))
     return constants(parameters, jumps), memory
 
@@ -62,13 +67,13 @@ def sizes(kind):
 class Speeds:
     """Keeps what blocks of one product kernel take under each schedule."""
 
-    def __init__(self, key, listing, kernel, shared, schedules, parameters, curve=None):
+    def __init__(self, key, listing, kernel, shared, schedules, parameters, beside=None, before=0):
         self.kind = key.split("product_")[1]
         self.sums = self.kind == "depth_depth"
         traces, self.factors = traced_blocks.trace(listing, kernel.threads // 32, shared,
-                                                   {n: launch(n, self.sums, parameters, kernel.jumps, curve)
+                                                   {n: launch(n, self.sums, parameters, kernel.jumps, beside, before)
                                                     for n in STEPS},
-                                                   block_index=int(self.sums))
+                                                   block_index=int(self.sums) * (2 * before + 1))
         self.runs = []
         for schedule in schedules:
             setup = traced_blocks.setup_of(listing, kernel, shared, self.factors, *schedule)
@@ -92,6 +97,22 @@ class Speeds:
         """[(cycles of a step, of a block besides)] with one block on an SM, with two, ... of the slowest schedule."""
         slowest = max((rates for _, rates in self.runs), key=lambda of: STEPS[0] * of[self.ctas][0] + of[self.ctas][1])
         return [slowest[n + 1] for n in range(self.ctas)]
+
+
+def gradient_cycles(plain, summing, sizes, depth):
+    """Cycles of one launch of gradients C = A·B of these (rows, columns), of the slowest schedule.
+
+    `plain`, `summing`: Speeds of a block in the midst of them. Those of C's first columns sum A's columns.
+    """
+    turns = -(-depth // BLOCK_DEPTH)
+    tiles = [(-(-m // TILE), -(-n // TILE)) for m, n in sizes]
+    blocks = turns * sum(m * n for m, n in tiles)
+    share = turns * sum(m for m, _ in tiles) / blocks
+    work, cycles = [depth // turns // STEP] * blocks, []
+    for (predictor, rates), (_, slower) in zip(plain.runs, summing.runs):
+        mixed = {n: [a + share * (b - a) for a, b in zip(rates[n], slower[n])] for n in rates}
+        cycles.append(predictor.launch(work, mixed)["cycles"])
+    return max(cycles)
 
 
 def simulate(key, listing, kernel, shared, schedules, parameters, peak):

@@ -63,6 +63,10 @@ std::string Sm70Expression(const KernelRow& row) {
       return "KeepRowsKernel";
     case KernelKind::kCaptureScores:
       return "attnd::CaptureScoresKernel<CaptureProducts>";
+    case KernelKind::kDenseNormSums:
+      return "NormSumsKernel";
+    case KernelKind::kDenseStretchSums:
+      return "StretchSumsKernel";
     case KernelKind::kProductRowsRows:
     case KernelKind::kProductRowsDepth:
     case KernelKind::kProductDepthDepth:

@@ -99,6 +99,8 @@ void CpuDevice::AddGradient(const GradientProduct& product) {
                 .b_order = DenseOrder::kDepth,
                 .result = DenseResult::kAddBlocks,
                 .c = product.sums});
+  if (product.column_sums == nullptr) return;
+  AddColumnSums({product.a, product.operand, product.rows, product.a_columns, product.column_sums});
 }
 
 void CpuDevice::AddColumnSums(const ColumnSum& sum) {

@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "kernels/cuda/layout/descriptors.h"
 #include "kernels/cuda/layout/staging.h"
+#include "kernels/dense/listed_params.h"
 #include "kernels/layers/cuda/dense_tensors.h"
 #include "kernels/layers/cuda/padded_attention.h"
 #include "kernels/layers/cuda/product_choice.h"
@@ -128,7 +129,8 @@ void CudaDevice::Pack(const WeightMatrix& matrix) {
 void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
   ProductDesc& p = desc.product;
   const LayerKernel kernel = KernelOf(desc, operand);
-  if (!kernel.wide) {
+  const bool waits = kernel.wide || queue_.HasListedGradients(kernel);
+  if (!waits) {
     for (const ByteRange& written : WrittenBy(p)) BeforeWriting(written);
   }
   const bool is_plain = kernel.kind == KernelKind::kDenseProduct;
@@ -138,18 +140,20 @@ void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
   const auto* a = static_cast<const std::byte*>(p.a);
   auto* c = static_cast<std::byte*>(p.c);
   const ProductCurve curve = p.curve;
+  float* const column_sums = ColumnSumsOf(p);
   const int64_t rows = p.rows;
   for (int64_t first = 0; first < rows; first += most) {
     const int64_t a_first = desc.a_by_depth != 0 ? first : first * p.a_stride;
     p.a = a + a_first * CodeBytes(desc.a_element);
     const int64_t c_first = first * p.c_stride * CodeBytes(p.c_element);
     p.c = c == nullptr ? nullptr : c + c_first;
+    if (column_sums != nullptr) p.bias = column_sums + first;
     if (p.curve.at != nullptr) p.curve.at = static_cast<const std::byte*>(curve.at) + c_first;
     if (p.curve.value != nullptr) p.curve.value = static_cast<std::byte*>(curve.value) + c_first;
     p.rows = static_cast<int32_t>(std::min(most, rows - first));
     const double flops = row_flops * p.rows;
-    if (kernel.wide) {
-      AddWide(kernel, {desc, flops});
+    if (waits) {
+      AddWaiting(kernel, {desc, flops});
       continue;
     }
     p.turns = queue_.turns();
@@ -163,13 +167,16 @@ void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
 }
 
 // Gradients of weights, and sums of columns, wait until something would write what they read; other
-// products wait for those that follow at once.
-void CudaDevice::AddWide(const LayerKernel& kernel, const ProductGroup::Waiting& product) {
+// products in wide tiles wait for those that follow at once.
+void CudaDevice::AddWaiting(const LayerKernel& kernel, const ProductGroup::Waiting& product) {
   const ProductDesc& p = product.desc.product;
   const bool is_gradient = p.result == kProductAddBlocks;
   ProductGroup& group = is_gradient ? gradients_ : siblings_;
   if (is_gradient) {
     LaunchGroup(siblings_);
+    for (const ByteRange& written : WrittenBy(p)) {
+      if (sums_.Writes(written)) LaunchSums();
+    }
   } else {
     for (const ByteRange& written : WrittenBy(p)) LaunchTouching(written);
   }
@@ -180,6 +187,7 @@ void CudaDevice::AddWide(const LayerKernel& kernel, const ProductGroup::Waiting&
 void CudaDevice::LaunchGroup(ProductGroup& group) {
   if (group.empty()) return;
   const LayerKernel kernel = group.kernel();
+  if (!kernel.wide) return LaunchListed(kernel, group.Take());
   std::vector<WideProductDesc> products;
   std::vector<ProductDesc> plain;
   double flops = 0;
@@ -216,6 +224,31 @@ void CudaDevice::LaunchGroup(ProductGroup& group) {
   }
   for (const WideProductDesc& of : products) items += of.items;
   queue_.AddList(kernel, absl::MakeConstSpan(products), items, flops / GainOf(kernel));
+}
+
+void CudaDevice::LaunchListed(const LayerKernel& kernel,
+                              absl::Span<const ProductGroup::Waiting> products) {
+  std::vector<ProductDesc> descs;
+  ListedGradients list;
+  std::fill(std::begin(list.ends), std::end(list.ends), ListedGradients::kNoBlock);
+  static_assert(kMostLaunchedTogether <= std::size_t{ListedGradients::kMost});
+  double flops = 0;
+  int64_t blocks = 0;
+  int32_t* turns = queue_.turns();
+  const ProductTileSize tile = TileSizeOf(kernel);
+  for (const ProductGroup::Waiting& waiting : products) {
+    ProductDesc& p = descs.emplace_back(waiting.desc.product);
+    const int64_t tiles = ProductTiles(p, tile.rows, tile.columns);
+    p.turns = turns;
+    turns += tiles;
+    blocks += tiles * ProductTurns(p);
+    list.ends[descs.size() - 1] = static_cast<int32_t>(blocks);
+    flops += waiting.flops;
+  }
+  std::vector<std::byte> listed(sizeof(list) + descs.size() * sizeof(ProductDesc));
+  std::memcpy(listed.data(), &list, sizeof(list));
+  std::memcpy(listed.data() + sizeof(list), descs.data(), descs.size() * sizeof(ProductDesc));
+  queue_.AddList(kernel, absl::MakeConstSpan(listed), blocks, flops / GainOf(kernel));
 }
 
 void CudaDevice::LaunchSums() {
@@ -325,23 +358,28 @@ void CudaDevice::Multiply(const WeightProduct& product) {
 
 void CudaDevice::AddGradient(const GradientProduct& product) {
   CHECK(product.rows <= std::numeric_limits<int32_t>::max());
-  const PlainProductDesc desc = {.product = {.a = product.a.data,
-                                             .b = product.b.data,
-                                             .c = product.sums,
-                                             .a_stride = product.a_columns,
-                                             .b_stride = product.b_columns,
-                                             .c_stride = product.b_columns,
-                                             .rows = static_cast<int32_t>(product.a_columns),
-                                             .columns = static_cast<int32_t>(product.b_columns),
-                                             .depth = static_cast<int32_t>(product.rows),
-                                             .result = kProductAddBlocks,
-                                             .c_element = kBiasFloat32},
-                                 .a_element = cuda::BiasCode(product.a.element),
-                                 .b_element = cuda::BiasCode(product.b.element),
-                                 .operand = cuda::BiasCode(product.operand),
-                                 .a_by_depth = 1,
-                                 .b_by_depth = 1};
+  PlainProductDesc desc = {.product = {.a = product.a.data,
+                                       .b = product.b.data,
+                                       .c = product.sums,
+                                       .a_stride = product.a_columns,
+                                       .b_stride = product.b_columns,
+                                       .c_stride = product.b_columns,
+                                       .rows = static_cast<int32_t>(product.a_columns),
+                                       .columns = static_cast<int32_t>(product.b_columns),
+                                       .depth = static_cast<int32_t>(product.rows),
+                                       .result = kProductAddBlocks,
+                                       .c_element = kBiasFloat32},
+                           .a_element = cuda::BiasCode(product.a.element),
+                           .b_element = cuda::BiasCode(product.b.element),
+                           .operand = cuda::BiasCode(product.operand),
+                           .a_by_depth = 1,
+                           .b_by_depth = 1};
+  desc.product.bias = product.column_sums;
+  const bool sums_columns = queue_.HasListedGradients(KernelOf(desc, product.operand));
+  if (!sums_columns) desc.product.bias = nullptr;
   AddProduct(desc, product.operand);
+  if (sums_columns || product.column_sums == nullptr) return;
+  AddColumnSums({product.a, product.operand, product.rows, product.a_columns, product.column_sums});
 }
 
 void CudaDevice::AddColumnSums(const ColumnSum& sum) {
@@ -360,6 +398,11 @@ void CudaDevice::AddSums(ColumnSumsDesc desc, double flops) {
     return;
   }
   LaunchGroup(siblings_);
+  for (const float* sums : {desc.sums, desc.weight_sums}) {
+    if (gradients_.Writes(ByteRange::At(sums, sums == nullptr ? 0 : int64_t{desc.columns} * 4))) {
+      LaunchGroup(gradients_);
+    }
+  }
   static_assert(kGradientBlockRows % kSumStretch == 0);
   static_assert(2 * kMaxParameterDimension / kSumColumns <= LaunchQueue::kTurns);
   CHECK(SumPartsOfBlock(desc) == 1 || SumsOfBlock(desc) * 4 <= LaunchQueue::kStagingBytes);

@@ -107,10 +107,17 @@ class CudaDevice final : public ModuleDevice {
   // `steps`: of the chains that it has.
   void AddNorm(NormDesc desc, absl::Span<const NumbersStep> steps = {});
   void BeforeNorm(const NormDesc& desc);
-  void AddJoined(const JoinedChain& joined);
+  // `sums`: of the segment; those that are left are the caller's to add.
+  using Sums = std::vector<std::pair<ColumnSumsDesc, double>>;
+  void AddJoined(const JoinedChain& joined, Sums& sums);
+  // Whether one launch makes this gradient of a norm and what those of its parameters are sums of.
+  bool BringsSums(const NormDesc& norm, absl::Span<const NumbersStep> steps,
+                  const ColumnSumsDesc& sums) const;
+  void AddNormSums(const NormDesc& norm, const ColumnSumsDesc& sums);
   void AddProduct(PlainProductDesc desc, ElementType operand);
-  void AddWide(const LayerKernel& kernel, const ProductGroup::Waiting& product);
+  void AddWaiting(const LayerKernel& kernel, const ProductGroup::Waiting& product);
   void LaunchGroup(ProductGroup& group);
+  void LaunchListed(const LayerKernel& kernel, absl::Span<const ProductGroup::Waiting> products);
   void LaunchSums();
   void LaunchAll();  // that waits
   // Launches those gradients and sums that a launch which writes these bytes has to come after.
@@ -145,7 +152,7 @@ class CudaDevice final : public ModuleDevice {
     std::vector<const void*> unread;
     std::optional<std::pair<PlainProductDesc, ElementType>> product;  // and its operands
     std::vector<ChainLink> links;
-    std::vector<std::pair<ColumnSumsDesc, double>> sums;
+    Sums sums;
   };
   std::optional<OpenSegment> segment_;
   std::unique_ptr<NcclSums> replica_sums_;  // null without NCCL

@@ -6,6 +6,7 @@
 #include "attention/dropout.h"
 #include "base/check.h"
 #include "base/round_up.h"
+#include "kernels/dense/listed_params.h"
 #include "kernels/layers/cuda/cuda_device.h"
 #include "kernels/layers/cuda/dense_tensors.h"
 
@@ -262,7 +263,7 @@ void CudaDevice::EndSegment() {
   const std::optional<JoinedChain> joined =
       segment.links.size() > 1 ? JoinLinks(segment.links, segment.unread) : std::nullopt;
   if (joined.has_value()) {
-    AddJoined(*joined);
+    AddJoined(*joined, segment.sums);
   } else {
     for (const ChainLink& link : segment.links) {
       if (const auto* norm = std::get_if<NormDesc>(&link)) {
@@ -275,20 +276,32 @@ void CudaDevice::EndSegment() {
   for (const auto& [desc, flops] : segment.sums) AddSums(desc, flops);
 }
 
-void CudaDevice::AddJoined(const JoinedChain& joined) {
+void CudaDevice::AddJoined(const JoinedChain& joined, Sums& sums) {
   std::vector<NumbersStep> steps = joined.before;
   steps.insert(steps.end(), joined.after.begin(), joined.after.end());
   // Before the steps are among the constants of the next launch.
   const int64_t numbers = joined.chain.rows * joined.chain.columns;
   if (joined.norm.has_value()) BeforeNorm(*joined.norm);
   for (const NumbersStep& step : steps) BeforeWriting(step.out, numbers);
+  const auto brought = std::find_if(sums.begin(), sums.end(), [&](const Sums::value_type& of) {
+    return joined.norm.has_value() && joined.before.empty() &&
+           BringsSums(*joined.norm, steps, of.first);
+  });
+  if (brought != sums.end()) {
+    for (const float* to : {brought->first.sums, brought->first.weight_sums}) {
+      BeforeWriting(ByteRange::At(to, int64_t{4} * brought->first.columns));
+    }
+  }
   const auto* at = static_cast<const NumbersStep*>(
       queue_.Constants(steps.data(), static_cast<int64_t>(steps.size() * sizeof(steps[0]))));
   if (joined.norm.has_value()) {
     NormDesc norm = *joined.norm;
     norm.before = {at, static_cast<int32_t>(joined.before.size())};
     norm.after = {at + joined.before.size(), static_cast<int32_t>(joined.after.size())};
-    return AddNorm(norm, steps);
+    if (brought == sums.end()) return AddNorm(norm, steps);
+    const ColumnSumsDesc of = brought->first;
+    sums.erase(brought);
+    return AddNormSums(norm, of);
   }
   ChainDesc chain = joined.chain;
   chain.steps = at;
@@ -297,6 +310,38 @@ void CudaDevice::AddJoined(const JoinedChain& joined) {
   chain.whole = WholeElementOf(chain, steps);
   queue_.Add(KernelKind::kDenseChain, chain, NumbersBlocks(chain.rows, chain.columns),
              8.0 * chain.count * static_cast<double>(chain.rows * chain.columns));
+}
+
+// Launches apart take less time where there is no block for each multiprocessor.
+bool CudaDevice::BringsSums(const NormDesc& norm, absl::Span<const NumbersStep> steps,
+                            const ColumnSumsDesc& sums) const {
+  const bool are_of_it = sums.sums != nullptr && sums.weight_sums != nullptr &&
+                         sums.in.data == norm.dy.data && sums.x.data == norm.x.data &&
+                         sums.statistics == norm.statistics && sums.rows == norm.vectors;
+  const int64_t blocks = norm.vectors / kSumStretch;
+  return are_of_it && norm.is_backward != 0 && queue_.Has(KernelKind::kDenseNormSums) &&
+         WholeElementOf(norm, steps) == kBiasFloat16 && norm.count >= kNormSumsMinColumns &&
+         norm.count <= kNormSumsColumns && norm.vectors % kSumStretch == 0 &&
+         blocks >= engine_.device().multiprocessors() &&
+         2 * 4 * blocks * norm.count <= LaunchQueue::kNormSumsBytes &&
+         sums.operand == sums.in.element && sums.round_element == norm.round_element &&
+         sums.block_rows == kGradientBlockRows;
+}
+
+void CudaDevice::AddNormSums(const NormDesc& norm, const ColumnSumsDesc& sums) {
+  static_assert(kStretchesOfBlock == kGradientBlockRows / kSumStretch);
+  const int64_t stretches = norm.vectors / kSumStretch, numbers = stretches * norm.count;
+  float* const left = queue_.norm_sums();
+  queue_.Add(KernelKind::kDenseNormSums, NormSumsDesc{norm, left, left + numbers}, stretches,
+             8.0 * (4 + norm.after.count) * static_cast<double>(norm.vectors) * norm.count);
+  const StretchSumsDesc desc = {.sums = left,
+                                .weight_sums = left + numbers,
+                                .to = sums.sums,
+                                .to_weight = sums.weight_sums,
+                                .stretches = static_cast<int32_t>(stretches),
+                                .count = norm.count};
+  queue_.Add(KernelKind::kDenseStretchSums, desc, 2 * DivideUp(int64_t{norm.count}, int64_t{32}),
+             8.0 * static_cast<double>(numbers));
 }
 
 }  // namespace attnd

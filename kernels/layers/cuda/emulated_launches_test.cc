@@ -175,6 +175,13 @@ TEST(ModuleLaunches, OfProductsThatDoNotDependOnEachOtherAreOneKernel) {
   Counts backward = module.Backward();
   EXPECT_EQ(backward.kernels[KernelKind::kProductRowsDepth], 2 * 6);
   EXPECT_EQ(backward.kernels[KernelKind::kProductDepthDepth], 2);
+  // On Volta gradients of weights alone, and sums for biases with them.
+  CountedModule volta(layers, Fusion::kBound, Architecture::kSm70);
+  EXPECT_EQ(volta.Forward().kernels[KernelKind::kProductRowsRows], 2 * 6);
+  backward = volta.Backward();
+  EXPECT_EQ(backward.kernels[KernelKind::kProductRowsDepth], 2 * 6);
+  EXPECT_EQ(backward.kernels[KernelKind::kProductDepthDepth], 2);
+  EXPECT_EQ(backward.kernels[KernelKind::kDenseColumnSums], 2 * 2);
 }
 
 TEST(ModuleLaunches, OfSegmentsAreOneKernel) {

@@ -28,6 +28,11 @@ LaunchQueue::LaunchQueue(cuda::KernelDevice& device) : device_(device) {
   }
 }
 
+bool LaunchQueue::HasListedGradients(const LayerKernel& kernel) const {
+  return kernel.kind == KernelKind::kProductDepthDepth &&
+         RowOf(kernel)->architecture == Architecture::kSm70;
+}
+
 bool LaunchQueue::HasRoomFor(int64_t bytes) const {
   return constants_end() + RoundUp(bytes, kConstantAlignment) <= kDescriptorBytes;
 }
@@ -94,7 +99,8 @@ absl::Status LaunchQueue::Begin() {
   const cuda::Region regions[] = {
       {"descriptors", 0, kDescriptorBytes, cuda::RegionUse::kZeroed},
       {"staging", kDescriptorBytes, kStagingBytes, cuda::RegionUse::kZeroed},
-      {"turns", kDescriptorBytes + kStagingBytes, kTurns * 4, cuda::RegionUse::kZeroed}};
+      {"turns", kDescriptorBytes + kStagingBytes, kTurns * 4, cuda::RegionUse::kZeroed},
+      {"norm sums", kBytes - kNormSumsBytes, kNormSumsBytes, cuda::RegionUse::kZeroed}};
   ASSIGN_OR_RETURN(launch_, device_.BeginIn(own_, regions));
   if (beside_ != nullptr) {
     const cuda::Region whole[] = {{"memory", 0, beside_->bytes(), cuda::RegionUse::kZeroed}};

@@ -36,7 +36,8 @@ class LaunchQueue {
   static constexpr int64_t kDescriptorBytes = int64_t{4} << 20;
   static constexpr int64_t kStagingBytes = int64_t{4} << 20;
   static constexpr int64_t kTurns = int64_t{1} << 16;
-  static constexpr int64_t kBytes = kDescriptorBytes + kStagingBytes + kTurns * 4;
+  static constexpr int64_t kNormSumsBytes = int64_t{4} << 20;
+  static constexpr int64_t kBytes = kDescriptorBytes + kStagingBytes + kTurns * 4 + kNormSumsBytes;
   // One Constants or Add may take so many.
   static constexpr int64_t kMostConstants = kDescriptorBytes / 4;
 
@@ -51,6 +52,9 @@ class LaunchQueue {
   // kTurns words for ProductDesc.turns.
   int32_t* turns() const { return reinterpret_cast<int32_t*>(staging() + kStagingBytes); }
 
+  // kNormSumsBytes, for NormSumsDesc.
+  float* norm_sums() const { return reinterpret_cast<float*>(turns() + kTurns); }
+
   // Where the next Constants of at most so many bytes will lie.
   uint64_t PlaceFor(int64_t bytes);
   // A place where the kernel of the next Add finds these bytes.
@@ -59,6 +63,9 @@ class LaunchQueue {
   TensorMap MapOf(const RowsBox& box);
   // Whether the device has this kernel: of operations of any element it has all.
   bool Has(const LayerKernel& kernel) const { return RowOf(kernel) != nullptr; }
+  // Whether a kernel that the device has makes sm_70's gradients of weights, some in a launch, with
+  // sums of A's columns.
+  bool HasListedGradients(const LayerKernel& kernel) const;
   // `desc` is the kernel's; `flops` about what it computes, or moves in bytes.
   template <class Desc>
   void Add(const LayerKernel& kernel, const Desc& desc, int64_t blocks, double flops) {

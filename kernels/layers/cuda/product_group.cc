@@ -3,6 +3,7 @@
 #include <array>
 
 #include "base/check.h"
+#include "kernels/dense/listed_params.h"
 #include "kernels/layers/cuda/dense_tensors.h"
 #include "kernels/layers/cuda/product_choice.h"
 
@@ -35,8 +36,11 @@ std::array<ByteRange, 4> ReadsOf(const PlainProductDesc& desc) {
 }  // namespace
 
 std::array<ByteRange, 2> WrittenBy(const ProductDesc& p) {
-  return {RangeOf(p.c, p.rows, p.c_stride, p.columns, p.c_element),
-          RangeOf(p.curve.value, p.rows, p.c_stride, p.columns, p.c_element)};
+  const ByteRange c = RangeOf(p.c, p.rows, p.c_stride, p.columns, p.c_element);
+  if (p.result == kProductAddBlocks) {
+    return {c, RangeOf(ColumnSumsOf(p), 1, 0, p.rows, kBiasFloat32)};
+  }
+  return {c, RangeOf(p.curve.value, p.rows, p.c_stride, p.columns, p.c_element)};
 }
 
 bool ProductGroup::Takes(const LayerKernel& kernel, const Waiting& product) const {

@@ -182,6 +182,7 @@ struct LayerRun::BackwardOp {
   void AddWeightGradient(const LinearOp& op) const {
     const int64_t rows = in.Rows(op.input), inputs = in.Columns(op.input);
     const int64_t outputs = in.Columns(number + kFirstOpValue);
+    float* d_bias = Gradient(op.bias);
     if (float* d_weight = Gradient(op.weight); d_weight != nullptr) {
       GradientProduct product{.rows = rows,
                               .a = Out(),
@@ -193,10 +194,12 @@ struct LayerRun::BackwardOp {
       if (op.transposed) {
         std::swap(product.a, product.b);
         std::swap(product.a_columns, product.b_columns);
+      } else {
+        product.column_sums = std::exchange(d_bias, nullptr);
       }
       device().AddGradient(product);
     }
-    if (float* d_bias = Gradient(op.bias); d_bias != nullptr) {
+    if (d_bias != nullptr) {
       device().AddColumnSums({Out(), in.module_.element(), rows, outputs, d_bias});
     }
   }

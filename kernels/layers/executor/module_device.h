@@ -62,6 +62,7 @@ struct GradientProduct {
   int64_t a_columns = 0, b_columns = 0;
   ElementType operand = ElementType::kFloat32;
   float* sums = nullptr;
+  float* column_sums = nullptr;  // += a's columns, as AddColumnSums adds them; or null
 };
 
 enum class TurnDirection : uint8_t { kForward, kBackward };
