@@ -337,6 +337,31 @@ def test_state_on_a_disk_outlives_a_crash_and_a_drain(daemon, rng, tmp_path):
         durable.stop()
 
 
+def test_a_module_that_another_daemon_cannot_make_waits_for_its_own(daemon, rng, tmp_path):
+    """Its state is on a disk, and calls before it are not kept; the daemon is away for longer than a few attempts take."""
+    xs, dys, weights = data(rng, 6)
+    expected, _ = run(daemon.address, xs, dys, weights)
+    daemons = [Daemon("--module_state_dir", str(tmp_path), "--module_save_seconds", "1"), Daemon()]
+    threads = []
+    try:
+        def end(module, step):
+            if step != 4:
+                return
+            while not int(module.status()["durable_sequence"]):
+                time.sleep(0.1)
+            module.forward(xs[0, 0])
+            daemons[0].kill()
+            threads.append(threading.Timer(12, daemons[0].start))
+            threads[0].start()
+        found, _ = run([one.address for one in daemons], xs, dys, weights, end, durability="disk")
+        check_same(found, expected)
+    finally:
+        for thread in threads:
+            thread.join()
+        for one in daemons:
+            one.stop()
+
+
 def test_states_that_cannot_be_made_are_told_in_one_line_a_minute(tmp_path):
     folder = tmp_path / "states"
     folder.mkdir(mode=0o700)
