@@ -362,6 +362,28 @@ def test_a_module_that_another_daemon_cannot_make_waits_for_its_own(daemon, rng,
             one.stop()
 
 
+def test_a_module_outlives_a_standstill_of_its_daemon_that_is_longer_than_its_time(rng):
+    """Nobody can use it meanwhile."""
+    xs, _, weights = data(rng, 1)
+    one = Daemon()
+    try:
+        with attnd.connect(one.address, timeout=30) as client:
+            module = attnd.register(small_layout(), client, name="still", max_rows=64, ttl=2.0, replay_mib=0)
+            module.put(weights)
+            expected = module.forward(xs[0, 0])
+            one.pause()
+            time.sleep(5)
+            one.process.send_signal(signal.SIGCONT)
+            time.sleep(1.5)  # what has expired is ended within a second
+            np.testing.assert_array_equal(module.forward(xs[0, 0]), expected)
+            time.sleep(4)
+            with pytest.raises(attnd.FailedPrecondition) as error:
+                module.forward(xs[0, 0])
+            assert error.value.reason == "STATE_LOST"
+    finally:
+        one.stop()
+
+
 def test_states_that_cannot_be_made_are_told_in_one_line_a_minute(tmp_path):
     folder = tmp_path / "states"
     folder.mkdir(mode=0o700)
