@@ -1,4 +1,4 @@
-// What a RemoteModule knows of the gradients of its present step.
+// A RemoteModule, as far as it knows the gradients of its present step.
 #include <memory>
 #include <utility>
 
@@ -19,7 +19,7 @@ absl::Status RemoteModule::Enter(SentBackward& kept) {
 
 void RemoteModule::Withdraw(const absl::Status& why) {
   absl::MutexLock log_lock(&log_mutex_);
-  // What is wrong has not been added: the server misses it, and says so.
+  // A wrong one has not been added: the server misses it, and says so.
   has_failed_ |= !absl::IsInvalidArgument(why);
   log_.ForgetGradients();
 }
