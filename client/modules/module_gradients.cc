@@ -1,4 +1,4 @@
-// What a RemoteModule knows of the gradients of its present step.
+// A RemoteModule, as far as it knows the gradients of its present step.
 #include <memory>
 #include <utility>
 
@@ -17,9 +17,10 @@ absl::Status RemoteModule::Enter(SentBackward& kept) {
   return absl::OkStatus();
 }
 
-void RemoteModule::Withdraw() {
+void RemoteModule::Withdraw(const absl::Status& why) {
   absl::MutexLock log_lock(&log_mutex_);
-  has_failed_ = true;
+  // A wrong one has not been added: the server misses it, and says so.
+  has_failed_ |= !absl::IsInvalidArgument(why);
   log_.ForgetGradients();
 }
 
@@ -88,7 +89,7 @@ absl::Status RemoteModule::PutGradients(SentPut given, const CallOptions& option
     absl::ReaderMutexLock lock(&mutex_);
     return ReplayBackward(rpcs(), token_, sequence_, kept, attempt);
   });
-  if (!done.ok()) Withdraw();
+  if (!done.ok()) Withdraw(done);
   return done;
 }
 

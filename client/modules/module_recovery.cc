@@ -72,8 +72,8 @@ absl::Status RemoteModule::Recover(uint64_t life, absl::Time deadline, const Cal
 bool RemoteModule::GoElsewhere(absl::Time deadline, const CallOptions& options) {
   if (core_.connections.address_count() == 1 || !lost_.ok()) return false;
   const bool reaches = ranks_ == 1 && (CanReplayFrom(0) || HasSnapshot());
-  // What ends at an address that its name has no more does not come back with its state: then
-  // Recover says that it is lost.
+  // A server that ends at an address that its name has no more does not come back with the state:
+  // then Recover says that it is lost.
   const bool is_over =
       request_.durability() == v1::DURABILITY_PROCESS && core_.connections.IsGone(address_);
   if (!reaches && !is_over) return false;

@@ -90,7 +90,8 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
     }
     std::optional<ErrorDetail> detail = DetailOf(status);
     FailedAttempt failed{.status = status,
-                         .is_waited_for = IsWaitedFor(status, core_.options.wait_for_ready),
+                         .is_waited_for = IsWaitedFor(status, core_.options.wait_for_ready) ||
+                                          (recovers && is_gone && core_.options.wait_for_ready),
                          .attempts = attempts++,
                          .retry_forbidden = one.pushback.forbids_retry,
                          .server_delay = one.pushback.delay};
@@ -320,7 +321,7 @@ absl::Status RemoteModule::BackwardInTurn(const Activations& activations, SentBa
   };
   absl::Status done = has_turn ? Persist(options, deadline, attempt_in_turn, true)
                                : Persist(options, deadline, attempt, true);
-  if (!done.ok() && !no_weight_gradients) Withdraw();
+  if (!done.ok() && !no_weight_gradients) Withdraw(done);
   return done;
 }
 

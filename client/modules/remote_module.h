@@ -215,9 +215,9 @@ class RemoteModule {
   // Numbers the micro-batch, and keeps it for replay at once: a recovery needs all numbers below
   // one that has been added.
   absl::Status Enter(SentBackward& kept);
-  // It failed. Whether the server has added it is not known: from here on the gradients of this
-  // step are good for nothing, and CheckGradients and Enter say so until they are cleared.
-  void Withdraw();
+  // It failed. Where the server may have added it, the gradients of this step are good for nothing:
+  // CheckGradients and Enter say so until they are cleared.
+  void Withdraw(const absl::Status& why);
   absl::Status CheckGradients() const;
   void ClearGradients() ABSL_EXCLUSIVE_LOCKS_REQUIRED(log_mutex_);
   // The state is the next sequence's from here on.

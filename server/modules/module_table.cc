@@ -1,6 +1,7 @@
 #include "server/modules/module_table.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,8 @@ namespace {
 
 constexpr size_t kEndsRemembered = 1024;
 constexpr absl::Duration kReapEvery = absl::Seconds(1);
+// After so long without a look the process has stood still, and nobody could use a module.
+constexpr absl::Duration kStoodStill = absl::Seconds(2);
 
 absl::Status Exists(const std::string& name) {
   return Failure(absl::StatusCode::kFailedPrecondition, reason::kModuleExists,
@@ -44,6 +47,7 @@ ModuleTable::ModuleTable(const ModuleOptions& options, const TokenIssuer& issuer
       memory_(options.memory),
       tokens_(issuer, "Register"),
       activation_tokens_(issuer),
+      looked_at_(SteadyNow()),
       expires_(kReapEvery, [this] { Expire(); }) {}
 
 absl::Status ModuleTable::BeginRegistration(const Key& key, const CallWait& wait) {
@@ -89,6 +93,7 @@ absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::Register(const Re
   if (there != nullptr) return Take(there, wanted);
   failed.reset();  // its memory and its state's lock are free for the new one
   absl::StatusOr<Entry> module = make(id);
+  if (module.ok()) (*module)->Share(early_places_);
   if (module.ok()) (*module)->Touch(clock_.Now(), wanted.ttl);
   absl::MutexLock lock(&mutex_);
   --making_;
@@ -175,7 +180,9 @@ std::shared_ptr<RegisteredModule> ModuleTable::End(Entry module, const std::stri
 // Saving takes as long as a disk does, so it holds no lock of the table.
 void ModuleTable::Expire() {
   const absl::Time now = clock_.Now();
+  const absl::Duration since = SinceLook();
   for (const auto& module : All()) {
+    if (since > kStoodStill) module->Prolong(since);
     const bool is_over = module->Expire(now);
     module->SaveIfDue(now, is_over);
   }
@@ -185,6 +192,12 @@ void ModuleTable::Expire() {
     if (module->Expire(now)) over.push_back(module);
   }
   for (const Entry& module : over) End(module, kExpired);
+}
+
+absl::Duration ModuleTable::SinceLook() {
+  absl::MutexLock lock(&mutex_);
+  const absl::Time now = SteadyNow();
+  return now - std::exchange(looked_at_, now);
 }
 
 void ModuleTable::SaveAll() {

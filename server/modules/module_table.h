@@ -109,6 +109,8 @@ class ModuleTable {
   void SaveAll();
 
  private:
+  // The time since Expire began before.
+  absl::Duration SinceLook();
   using Key = std::pair<std::string, std::string>;  // caller, name
   using Entry = std::shared_ptr<RegisteredModule>;
   std::vector<Entry> All() const;
@@ -123,7 +125,8 @@ class ModuleTable {
 
   const ModuleOptions options_;
   const Clock& clock_;
-  ModuleMemory memory_;  // outlives the modules
+  ModuleMemory memory_;  // these two outlive the modules
+  EarlyPlaces early_places_;
   const LeaseTokens tokens_, activation_tokens_;
   mutable absl::Mutex mutex_;
   std::set<Key> registering_ ABSL_GUARDED_BY(mutex_);
@@ -132,6 +135,7 @@ class ModuleTable {
   std::map<Key, std::shared_ptr<RegisteredModule>> by_name_ ABSL_GUARDED_BY(mutex_);  // and calls
   std::map<uint64_t, std::shared_ptr<RegisteredModule>> by_id_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::pair<uint64_t, std::string>> ended_ ABSL_GUARDED_BY(mutex_);  // how, the last
+  absl::Time looked_at_ ABSL_GUARDED_BY(mutex_);  // steady: when Expire began last
   Periodic expires_;
 };
 

@@ -418,6 +418,30 @@ TEST_F(Modules, AddsMicroBatchesInTheirOrderHoweverTheyCome) {
             reason::kMicroBatchConflict);
 }
 
+// Each that waits has one of the places for calls, and those that they wait for need some.
+TEST_F(Modules, HaveAsManyEarlyMicroBatchesOfACallerAsOneHas) {
+  const auto module = *Register("a", "m", "digest"), other = *Register("a", "n", "digest");
+  std::vector<std::thread> threads;
+  for (int n = 1; n <= kMaxEarlyMicroBatches; ++n) {
+    threads.emplace_back([&, n] {
+      RegisteredModule& one = n % 2 == 0 ? *module : *other;
+      auto turn = one.TakeMicroBatch(0, (n + 1) / 2, Told(std::to_string(n)), Forever());
+      ASSERT_TRUE(turn.ok()) << turn.status();
+      turn->hold.Added(std::to_string(n));
+    });
+  }
+  while (module->waiting() + other->waiting() < kMaxEarlyMicroBatches) std::this_thread::yield();
+  EXPECT_EQ(ReasonOf(other->CheckMicroBatch(9)), reason::kMicroBatchEarly);
+  EXPECT_EQ(ReasonOf(other->TakeMicroBatch(0, 9, Told("9"), Forever()).status()),
+            reason::kMicroBatchEarly);
+  EXPECT_TRUE(other->CheckMicroBatch(0).ok());
+  for (const auto& one : {module, other}) {
+    one->TakeMicroBatch(0, 0, Told("0"), Forever())->hold.Added("0");
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(other->CheckMicroBatch(9).ok());
+}
+
 TEST_F(Modules, EndsTheWaitsOfAModuleThatIsReleased) {
   auto module = *Register("a", "m", "digest");
   absl::Status status;

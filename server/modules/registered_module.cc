@@ -46,6 +46,7 @@ RegisteredModule::RegisteredModule(ModuleRecord record, RegisteredModule& from)
       replica_memory_(std::move(from.replica_memory_)),
       instance_(from.instance_),
       state_(std::move(from.state_)),
+      early_places_(from.early_places_),
       ledger_(std::move(from.ledger_)),
       durable_sequence_(from.durable_sequence_),
       save_again_(from.save_again_),
@@ -135,15 +136,13 @@ absl::StatusOr<RegisteredModule::MicroBatchTurn> RegisteredModule::TakeMicroBatc
   absl::MutexLock lock(&mutex_);
   RETURN_IF_ERROR(CheckReachable(sequence));
   const bool is_early = micro_batch > ledger_.micro_batches();
-  if (is_early && early_ >= kMaxEarlyMicroBatches) {
-    return MicroBatchEarly(micro_batch, ledger_.micro_batches());
-  }
-  early_ += is_early ? 1 : 0;
-  const absl::Status free = AwaitFree(wait, [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  const bool is_limited = is_early && early_places_ != nullptr;
+  const EarlyPlaces::Place among_early =
+      is_limited ? early_places_->Take(record_.caller) : EarlyPlaces::Place();
+  if (is_limited && !among_early) return MicroBatchEarly(micro_batch, ledger_.micro_batches());
+  RETURN_IF_ERROR(AwaitFree(wait, [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return ledger_.sequence() != sequence || ledger_.micro_batches() >= micro_batch;
-  });
-  early_ -= is_early ? 1 : 0;
-  RETURN_IF_ERROR(free);
+  }));
   RETURN_IF_ERROR(ledger_.CheckSequence(sequence));
   const bool was_added = micro_batch < ledger_.micro_batches();
   ASSIGN_OR_RETURN(const CallLedger::Place place,
@@ -167,9 +166,8 @@ absl::Status RegisteredModule::CheckChange(uint64_t sequence) const {
 
 absl::Status RegisteredModule::CheckMicroBatch(uint64_t micro_batch) const {
   absl::MutexLock lock(&mutex_);
-  if (micro_batch <= ledger_.micro_batches() || early_ < kMaxEarlyMicroBatches) {
-    return absl::OkStatus();
-  }
+  const bool is_limited = micro_batch > ledger_.micro_batches() && early_places_ != nullptr;
+  if (!is_limited || early_places_->HasRoom(record_.caller)) return absl::OkStatus();
   return MicroBatchEarly(micro_batch, ledger_.micro_batches());
 }
 
@@ -314,6 +312,11 @@ void RegisteredModule::Touch(absl::Time now, std::optional<absl::Duration> ttl) 
   if (ttl.has_value()) ttl_ = *ttl;
   used_at_ = now;
   expires_ = now + ttl_;
+}
+
+void RegisteredModule::Prolong(absl::Duration time) {
+  absl::MutexLock lock(&mutex_);
+  expires_ += time;
 }
 
 void RegisteredModule::SaveIfDue(absl::Time now, bool at_once) {

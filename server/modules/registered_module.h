@@ -28,6 +28,7 @@
 #include "absl/time/time.h"
 #include "modules/module_engine.h"
 #include "proto/attnd/v1/module.pb.h"
+#include "server/keep/early_places.h"
 #include "server/keep/module_memory.h"
 #include "server/modules/call_ledger.h"
 #include "server/modules/call_pace.h"
@@ -35,7 +36,6 @@
 
 namespace attnd {
 
-inline constexpr int kMaxEarlyMicroBatches = 12;  // of ranks that train one module
 // Causes of MODULE_LOST.
 inline constexpr char kExpired[] = "expired";
 inline constexpr char kDeviceLost[] = "device_lost";
@@ -156,8 +156,11 @@ class RegisteredModule {
   // The Forward of a token; FAILED_PRECONDITION LEASE_LOST.
   absl::StatusOr<KeptForward> FindKept(uint64_t kept) const;
 
+  // Early micro-batches take places there from now on; before the first call.
+  void Share(EarlyPlaces& places) { early_places_ = &places; }
   // Used at `now`: lives `ttl` longer; absent: as long as it was given before.
   void Touch(absl::Time now, std::optional<absl::Duration> ttl = std::nullopt);
+  void Prolong(absl::Duration time);  // lives so much longer
   // Hold::Save, unless somebody uses it now.
   void SaveIfDue(absl::Time now, bool at_once);
   // Gives up activations whose time has passed. Whether the module's own has, and nobody uses it.
@@ -189,6 +192,7 @@ class RegisteredModule {
   ModuleMemory::Reservation replica_memory_;        // as instance_, which goes before it
   const std::shared_ptr<ModuleInstance> instance_;  // used by the holder alone
   std::unique_ptr<ModuleState> state_;              // as instance_; gone with a later owner
+  EarlyPlaces* early_places_ = nullptr;             // null: without a limit
 
   CallPace pace_;
 
@@ -196,7 +200,6 @@ class RegisteredModule {
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   bool changing_ ABSL_GUARDED_BY(mutex_) = false;  // the holder makes the next sequence
   int waiting_ ABSL_GUARDED_BY(mutex_) = 0;        // calls
-  int early_ ABSL_GUARDED_BY(mutex_) = 0;          // micro-batches among them
   CallLedger ledger_ ABSL_GUARDED_BY(mutex_);
   bool finishes_step_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t durable_sequence_ ABSL_GUARDED_BY(mutex_) = 0;

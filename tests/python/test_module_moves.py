@@ -337,6 +337,53 @@ def test_state_on_a_disk_outlives_a_crash_and_a_drain(daemon, rng, tmp_path):
         durable.stop()
 
 
+def test_a_module_that_another_daemon_cannot_make_waits_for_its_own(daemon, rng, tmp_path):
+    """Its state is on a disk, and calls before it are not kept; the daemon is away for longer than a few attempts take."""
+    xs, dys, weights = data(rng, 6)
+    expected, _ = run(daemon.address, xs, dys, weights)
+    daemons = [Daemon("--module_state_dir", str(tmp_path), "--module_save_seconds", "1"), Daemon()]
+    threads = []
+    try:
+        def end(module, step):
+            if step != 4:
+                return
+            while not int(module.status()["durable_sequence"]):
+                time.sleep(0.1)
+            module.forward(xs[0, 0])
+            daemons[0].kill()
+            threads.append(threading.Timer(12, daemons[0].start))
+            threads[0].start()
+        found, _ = run([one.address for one in daemons], xs, dys, weights, end, durability="disk")
+        check_same(found, expected)
+    finally:
+        for thread in threads:
+            thread.join()
+        for one in daemons:
+            one.stop()
+
+
+def test_a_module_outlives_a_standstill_of_its_daemon_that_is_longer_than_its_time(rng):
+    """Nobody can use it meanwhile."""
+    xs, _, weights = data(rng, 1)
+    one = Daemon()
+    try:
+        with attnd.connect(one.address, timeout=30) as client:
+            module = attnd.register(small_layout(), client, name="still", max_rows=64, ttl=2.0, replay_mib=0)
+            module.put(weights)
+            expected = module.forward(xs[0, 0])
+            one.pause()
+            time.sleep(5)
+            one.process.send_signal(signal.SIGCONT)
+            time.sleep(1.5)  # what has expired is ended within a second
+            np.testing.assert_array_equal(module.forward(xs[0, 0]), expected)
+            time.sleep(4)
+            with pytest.raises(attnd.FailedPrecondition) as error:
+                module.forward(xs[0, 0])
+            assert error.value.reason == "STATE_LOST"
+    finally:
+        one.stop()
+
+
 def test_states_that_cannot_be_made_are_told_in_one_line_a_minute(tmp_path):
     folder = tmp_path / "states"
     folder.mkdir(mode=0o700)

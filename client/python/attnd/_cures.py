@@ -91,7 +91,8 @@ CURES: Dict[Tuple[str, str], str] = {
     ("FAILED_PRECONDITION", "STEP_OUT_OF_ORDER"):
         "Take the state that the module has, or put yours.",
     ("FAILED_PRECONDITION", "GRADIENT_INCOMPLETE"):
-        "Send the missing micro-batches.",
+        "Send the missing micro-batches; after a failed backward clear the gradients (zero_grad, discard), and compute "
+        "the step again.",
     ("FAILED_PRECONDITION", "MICRO_BATCH_CONFLICT"):
         "Give each micro-batch of a step a number of its own.",
     ("UNAVAILABLE", "MICRO_BATCH_EARLY"):

@@ -247,8 +247,10 @@ inline constexpr ErrorReason kErrorReasons[] = {
      "A Step or PutTensors is of neither this sequence nor the last; metadata `expected`.",
      "Take the state that the module has, or put yours."},
     {"FAILED_PRECONDITION", reason::kGradientIncomplete,
-     "The accumulator holds other micro-batches than Step says; metadata `missing`.",
-     "Send the missing micro-batches."},
+     "The accumulator holds other micro-batches than Step says; metadata `missing`. Or the client "
+     "does not know whether a backward that has failed was added.",
+     "Send the missing micro-batches; after a failed backward clear the gradients (`zero_grad`, "
+     "`discard`), and compute the step again."},
     {"FAILED_PRECONDITION", reason::kMicroBatchConflict,
      "Another dy, rows, layers, seed or offset came under this number before.",
      "Give each micro-batch of a step a number of its own."},
