@@ -344,7 +344,7 @@ std::vector<KernelRow> Sm70Rows() {
                   .tile = {64, 0, 0, 1},
                   .reason = "after a forward in bfloat16 whose tensors stay for backward"});
   AddDense(3, 3, rows);
-  // Beside a vector and a column's sums, what a step of a chain computes with spills.
+  // A step of a chain spills beside a vector and a column's sums.
   rows.push_back({.kind = KernelKind::kDenseNormSums,
                   .tile = {0, 0, 0, 2},
                   .reason = "layers of modules of many rows",

@@ -1,5 +1,6 @@
-// Descriptors of sm_70's kernels of layers of many rows, at LaunchParams.dense: several gradients of
-// weights in one launch, and a norm's gradient with the sums of its parameters. The host fills them.
+// Descriptors of sm_70's kernels of layers of many rows, at LaunchParams.dense: several gradients
+// of weights in one launch, and a norm's gradient with the sums of its parameters. The host fills
+// them.
 // Errors: none.
 #pragma once
 
