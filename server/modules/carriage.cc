@@ -22,11 +22,11 @@ grpc::Slice SliceOf(const PlacedPayload& payload, int64_t offset, int64_t bytes)
                      new std::shared_ptr<const StagedPayload>(payload.block));
 }
 
-absl::Status CallIsNot(absl::string_view there) {
+absl::Status CarryFailed(absl::string_view call) {
   return Failure(absl::StatusCode::kCancelled, reason::kCancelled,
-                 absl::StrCat("carry: the call of that name ", there));
+                 absl::StrCat("carry: the call of that name ", call));
 }
-absl::Status CallEnded() { return CallIsNot("has ended"); }
+absl::Status CallEnded() { return CarryFailed("has ended"); }
 
 }  // namespace
 
@@ -78,8 +78,10 @@ absl::Status Carriage::AwaitLanded(const CallWait& wait) {
   }
   if (!broken_.ok()) return broken_;
   if (!in_time || wait.stop.stop_requested()) return wait.Stopped();
+  // A stream whose connection ends may look like one that is done.
+  if (has_others_) return CarryFailed("has lost a stream with chunks");
   return FieldError(reason::kChunkOrder, "chunk",
-                    absl::StrCat(input_bytes_, " bytes in chunks before all half-closes"),
+                    absl::StrCat(input_bytes_, " bytes in chunks before half-close"),
                     absl::StrCat(input_bytes_ - missing_bytes_));
 }
 
@@ -129,10 +131,11 @@ absl::Status Carriage::AwaitAdmitted(const CallWait& wait) {
   if (ended_) return CallEnded();
   if (admitted_) {
     ++bringing_;
+    has_others_ = true;
     return absl::OkStatus();
   }
   if (wait.stop.stop_requested() || SteadyNow() >= wait.deadline) return wait.Stopped();
-  return CallIsNot(absl::StrCat("has not come within ", absl::FormatDuration(kComingPatience)));
+  return CarryFailed(absl::StrCat("has not come within ", absl::FormatDuration(kComingPatience)));
 }
 
 void Carriage::BroughtAll(const absl::Status& status) {

@@ -55,8 +55,9 @@ class Carriage {
 
   // The call's. INVALID_ARGUMENT where another call has its name.
   absl::Status Admit(const std::vector<PlacedPayload>& payloads);
-  // After its half-close: until all chunks have landed. INVALID_ARGUMENT CHUNK_ORDER where no
-  // stream brings those that are missing, what broke another stream, or CallWait's.
+  // After its half-close: until all chunks have landed. Where no stream brings those that are
+  // missing: INVALID_ARGUMENT CHUNK_ORDER, or CANCELLED, to be tried again, if there were others.
+  // Else what broke another stream, or CallWait's.
   absl::Status AwaitLanded(const CallWait& wait);
   void Leave(std::shared_ptr<LeavingChunks> chunks);
   void End();
@@ -83,6 +84,7 @@ class Carriage {
   mutable absl::Mutex mutex_;
   bool admitted_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_others_ ABSL_GUARDED_BY(mutex_) = false;    // further streams, by now or before
   std::vector<Input> inputs_ ABSL_GUARDED_BY(mutex_);  // none once they have landed
   int64_t input_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t missing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -286,6 +286,7 @@ TEST_F(EveryMethod, HoldsUnreadRepliesWithinItsBudgetsAndIsCut) {
   constexpr int64_t kBudgets = (int64_t{8} << 20) + kCallBytesOfAll + kModuleBytes;
   const int64_t before = ResidentBytes();
   const auto flood = [&](const std::string& method, const Messages& messages) {
+    if (absl::EndsWith(method, "/Carry")) return;  // has no reply without a call
     SCOPED_TRACE(method);
     std::vector<std::unique_ptr<RawHttp2>> peers;
     for (int n = 0; n < kConnections; ++n) {
