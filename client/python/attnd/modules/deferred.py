@@ -3,7 +3,6 @@ of an offloaded layer that nobody has computed yet, with its place in autograd's
 """
 from __future__ import annotations
 
-import sys
 from typing import Any, Dict, Optional, Sequence
 
 import torch
@@ -54,8 +53,6 @@ class Lazy(Tensor):
                     return torch.ops.aten.alias.default(self).detach()
                 elif name == "data":
                     raise TypeError("data: expected x = ... or x.copy_(...) for the output of a layer on a daemon")
-                elif name == "detach" and sys._getframe(1).f_globals.get("__name__") == "torch.nn.parameter":
-                    raise TypeError("Parameter: expected nn.Parameter(x.detach()) for the output x of a layer on a daemon")
             if name in _OF_STORAGE and not how:
                 arguments = [torch.ops.aten.alias.default(one) if isinstance(one, Lazy) else one for one in arguments]
             return function(*arguments, **keywords)
