@@ -101,7 +101,7 @@ constexpr MetricText kMetrics[] = {
     {"attnd_admitted_bytes", "gauge", "",
      "Staging memory promised to requests, until their reply is sent."},
     {"attnd_call_bytes", "gauge", "",
-     "Memory of all calls other than tensors, unread replies included; at most 160 MiB."},
+     "Memory of all calls other than tensors, unread replies included; at most 224 MiB."},
     {"attnd_staging_pool_capacity_bytes", "gauge", "",
      "Size of the staging memory (--memory_limit_mib)."},
     {"attnd_staging_pool_used_bytes", "gauge", "", "Staging memory that holds tensors now."},

@@ -5,9 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/stop_wakes.h"
 #include "proto/attnd/v1/chunk_framing.h"
 #include "server/call/status_details.h"
-#include "server/modules/stop_wakes.h"
 
 namespace attnd {
 namespace {

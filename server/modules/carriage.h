@@ -22,15 +22,42 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/attnd/v1/chunk_grid.h"
-#include "server/modules/placed_payload.h"
+#include "server/admission/admission.h"
+#include "server/admission/staging_pool.h"
 #include "server/modules/registered_module.h"
 
 namespace attnd {
 
-// Of one call, beside its own: more than eight connections move little more (PERFORMANCE.md).
+// A call has at most so many beside its own: more than eight connections move little more
+// (PERFORMANCE.md).
 inline constexpr int kCarryStreams = 7;
+
+// One tensor of a Forward or Backward, and the memory where it lies.
+struct PayloadSpec {
+  int field;
+  absl::string_view name;
+  int64_t bytes;
+  bool is_input;
+  bool travels = true;  // false: an output that the caller did not ask for
+};
+
+struct StagedPayload {
+  Ticket ticket;
+  StagingBlock block;  // after the ticket: it is back before the promise
+};
+
+struct PlacedPayload {
+  PayloadSpec spec;
+  std::byte* data;
+  // Also its chunks', on their way; null: the caller shares the memory.
+  std::shared_ptr<const StagedPayload> block;
+
+  bool IsReceived() const { return block != nullptr && spec.is_input; }
+  bool IsSent() const { return block != nullptr && !spec.is_input && spec.travels; }
+};
 
 // The chunks of a reply, each a message, which hold the memory that they lie in. Any thread.
 class LeavingChunks {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "server/modules/stop_wakes.h"
+#include "base/stop_wakes.h"
 
 namespace attnd {
 

@@ -11,7 +11,7 @@
 
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "server/modules/call_pace.h"
+#include "server/keep/call_pace.h"
 #include "server/modules/device_turns.h"
 
 namespace attnd {

@@ -1,5 +1,6 @@
-// Forward of a module.
+// Forward of a module, and Carry: a further stream for the chunks of a call.
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "base/clock.h"
@@ -68,6 +69,24 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
   }
   payloads.List(*result.mutable_payload());
   return payloads.Send(call.stream, FramedHeader(result));
+}
+
+absl::Status ModuleCalls::Carry(ModuleCall& call) {
+  const google::protobuf::Descriptor& type = *v1::ModuleCarryRequest::descriptor();
+  v1::ModuleCarryHeader header;
+  RETURN_IF_ERROR(ReadHeader(call.stream, type, header));
+  RETURN_IF_ERROR(deps_.table.Find(header.token(), call.caller).status());
+  RETURN_IF_ERROR(CheckCarry(header.carry()));
+  const std::shared_ptr<Carriage> carriage = carriages_.Of(call.caller, header.carry());
+  RETURN_IF_ERROR(carriage->AwaitAdmitted(call.wait));
+  const bool begun =
+      call.stream.Write(FramedHeader(v1::ModuleCarryResult())) && call.stream.Flush();
+  const absl::Status brought =
+      begun ? ReceiveCarried(call.stream, type, *carriage) : BrokenOr(call.stream, CallerIsGone());
+  carriage->BroughtAll(brought);
+  RETURN_IF_ERROR(brought);
+  ASSIGN_OR_RETURN(const std::shared_ptr<LeavingChunks> chunks, carriage->AwaitLeaving(call.wait));
+  return SendChunks(call.stream, *chunks);
 }
 
 }  // namespace attnd

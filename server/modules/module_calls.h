@@ -113,6 +113,7 @@ class ModuleCalls {
 
   // forward_call.cc
   absl::Status Forward(ModuleCall& call);
+  absl::Status Carry(ModuleCall& call);
   absl::Time ActivationsExpire(const v1::CallOptions& options) const;
 
   // backward_call.cc
@@ -121,9 +122,6 @@ class ModuleCalls {
   absl::Status Differentiate(ModuleCall& call, Gradient& gradient);
   absl::StatusOr<ActivationId> Recompute(RegisteredModule::Hold& hold, Gradient& gradient,
                                          ModuleCall& call, DeviceYield& yield);
-
-  // carry_call.cc
-  absl::Status Carry(ModuleCall& call);
 
   // step_calls.cc
   absl::Status GradientStatsOf(ModuleCall& call);

@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "base/stop_wakes.h"
 #include "server/call/status_details.h"
 #include "server/modules/module_errors.h"
-#include "server/modules/stop_wakes.h"
 
 namespace attnd {
 namespace {

@@ -20,7 +20,7 @@
 namespace attnd {
 
 inline constexpr int kMaxModuleCalls = 64;
-// Beside them. A call does without, where there is no place.
+// A call does without, where there is no place.
 inline constexpr int kMaxCarryStreams = 32;
 
 using ModulesWithLife =

@@ -21,7 +21,6 @@
 #include "server/call/message_bytes.h"
 #include "server/modules/call_stream.h"
 #include "server/modules/carriage.h"
-#include "server/modules/placed_payload.h"
 #include "server/shared_memory/shared_memory.h"
 
 namespace attnd {

@@ -28,10 +28,10 @@
 #include "absl/time/time.h"
 #include "modules/module_engine.h"
 #include "proto/attnd/v1/module.pb.h"
+#include "server/keep/call_pace.h"
 #include "server/keep/early_places.h"
 #include "server/keep/module_memory.h"
 #include "server/modules/call_ledger.h"
-#include "server/modules/call_pace.h"
 #include "server/modules/module_state.h"
 
 namespace attnd {

@@ -4,13 +4,14 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "tests/client/trained_module.h"
 #include "tests/daemon/module_caller.h"
+#include "tests/daemon/trained_module.h"
 #include "tests/fixtures/daemon_counts.h"
 #include "tests/fixtures/daemon_fixture.h"
 
@@ -34,7 +35,7 @@ class ClientModuleCarry : public ::testing::Test {
   bool Reaches(double count, const Labels& labels) {
     const absl::Time until = absl::Now() + absl::Seconds(30);
     while (counts_.Of("attnd_module_calls_total", labels) < count && absl::Now() < until) {
-      absl::SleepFor(absl::Milliseconds(10));
+      std::this_thread::yield();
     }
     return counts_.Of("attnd_module_calls_total", labels) >= count;
   }

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "tests/client/trained_module.h"
+#include "tests/daemon/trained_module.h"
 #include "tests/fixtures/daemon_counts.h"
 #include "tests/fixtures/daemon_fixture.h"
 
