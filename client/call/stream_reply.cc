@@ -99,11 +99,12 @@ absl::Status StreamReply::TakeChunk(CodedInputStream& in) {
 absl::Status StreamReply::TakeData(CodedInputStream& in, uint64_t tensor, uint64_t offset,
                                    uint64_t bytes) {
   const auto size = static_cast<int64_t>(bytes);
-  const absl::Status cut_off =
-      MalformedStream(absl::StrCat("chunk of field ", tensor, ": cut off"));
+  const auto cut_off = [&] {
+    return MalformedStream(absl::StrCat("chunk of field ", tensor, ": cut off"));
+  };
   if (shared_ != nullptr) {
     ASSIGN_OR_RETURN(RunCursor cursor, shared_->Claim(tensor, offset, size));
-    if (!ScatterFrom(in, size, cursor)) return cut_off;
+    if (!ScatterFrom(in, size, cursor)) return cut_off();
     shared_->Landed(size);
     return absl::OkStatus();
   }
@@ -120,7 +121,7 @@ absl::Status StreamReply::TakeData(CodedInputStream& in, uint64_t tensor, uint64
   if (bytes > static_cast<uint64_t>(left)) {
     return MalformedStream(absl::StrCat(name, ": expected at most ", left, " more bytes"));
   }
-  if (!ScatterFrom(in, size, landing->cursor)) return cut_off;
+  if (!ScatterFrom(in, size, landing->cursor)) return cut_off();
   landing->received += size;
   return absl::OkStatus();
 }

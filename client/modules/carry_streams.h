@@ -13,7 +13,6 @@
 #include <functional>
 #include <memory>
 #include <stop_token>
-#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
