@@ -30,11 +30,11 @@ TEST(CpuBackend, SaysWhatItRunsOn) {
 
 // A forward over all threads, its inputs and its outputs.
 struct Launch {
-  explicit Launch(int64_t length)
-      : problem(PlainProblem(1, 1, length, 64)),
+  Launch(int64_t heads, int64_t length)
+      : problem(PlainProblem(1, heads, length, 64)),
         inputs(RandomInputs(problem, 1)),
         o(problem.OutputElements() * 4),
-        lse(static_cast<size_t>(length)) {}
+        lse(static_cast<size_t>(heads * length)) {}
   absl::Status Run(Backend& backend) {
     const ForwardCall call = {.problem = &problem,
                               .q = inputs.q.data(),
@@ -55,7 +55,8 @@ struct Launch {
 
 TEST(CpuBackend, PassesItsThreadsOnWhileALongLaunchRuns) {
   const std::unique_ptr<Backend> backend = MakeCpuBackend({.threads = 2});
-  Launch shorter(2048), longer(32768);  // 256 times as long
+  // 512 times as long, and 64 times as long as a part of it for which a shorter one may wait.
+  Launch shorter(1, 2048), longer(8, 16384);
   std::atomic<bool> is_done = false;
   std::thread other([&] {
     EXPECT_TRUE(longer.Run(*backend).ok());

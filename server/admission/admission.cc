@@ -195,6 +195,10 @@ absl::StatusOr<Ticket> Admission::HoldStaging(const std::string& caller, int64_t
   return ticket;
 }
 
+bool Admission::HoldsOverHalf(const std::string& caller) const {
+  return ledger_->HoldsOverHalf(limits_, caller);
+}
+
 absl::StatusOr<std::shared_ptr<void>> Admission::HoldDeviceMemory(int device, int64_t bytes) {
   const int64_t limit = devices_[device].backend->info().memory_bytes;
   RETURN_IF_ERROR(TakeEvicting([&](LeasesInTheWay* leases) {

@@ -192,6 +192,9 @@ class Admission {
   // counts as the caller's until the ticket goes. OUT_OF_RANGE TOO_LARGE_FOR_DEVICE, UNAVAILABLE
   // MEMORY_PRESSURE, RESOURCE_EXHAUSTED TENANT_QUOTA. Any thread.
   absl::StatusOr<Ticket> HoldStaging(const std::string& caller, int64_t bytes);
+  // Whether the caller has more than half of its share of staging memory, or all callers have more
+  // than half of what there is: those that wait for others of the caller's calls are in their way.
+  bool HoldsOverHalf(const std::string& caller) const;
   // Memory of a device that calls do not get until the last copy of what is returned has gone.
   // UNAVAILABLE HBM_PRESSURE where calls, and leases too young to evict, leave no room. Any thread.
   absl::StatusOr<std::shared_ptr<void>> HoldDeviceMemory(int device, int64_t bytes);

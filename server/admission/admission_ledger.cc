@@ -150,6 +150,14 @@ absl::Status AdmissionLedger::HoldStaging(const AdmissionLimits& limits, const s
   return absl::OkStatus();
 }
 
+bool AdmissionLedger::HoldsOverHalf(const AdmissionLimits& limits,
+                                    const std::string& caller) const {
+  absl::MutexLock lock(&mutex_);
+  const auto own = callers_.find(caller);
+  const int64_t of_caller = own == callers_.end() ? 0 : own->second.bytes;
+  return of_caller > limits.caller_max_bytes / 2 || use_.bytes > limits.memory_bytes / 2;
+}
+
 DeadlineOrder::Outlook AdmissionLedger::OutlookOf(const Wanted& call,
                                                   const DeviceChoice& choice) const {
   static const DeadlineOrder kNone;

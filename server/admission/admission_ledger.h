@@ -75,6 +75,9 @@ class AdmissionLedger {
   // Take's.
   absl::Status HoldStaging(const AdmissionLimits& limits, const std::string& caller, int64_t bytes,
                            LeasesInTheWay* in_the_way);
+  // Whether the caller has more than half of its share of staging memory, or all callers have more
+  // than half of what there is.
+  bool HoldsOverHalf(const AdmissionLimits& limits, const std::string& caller) const;
   // `taken` of the device's memory become a lease of `bytes`, which ends with taken 0 and −bytes.
   void LeaseDeviceMemory(int device, int64_t taken, int64_t bytes);
   // For others than calls, until GiveBackHeld. Errors and `in_the_way` as Take's.

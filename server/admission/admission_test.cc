@@ -161,6 +161,7 @@ TEST_F(AdmissionTest, CountsMemoryOfOtherCallsBesideThatOfItsOwn) {
   ASSERT_TRUE(held.ok()) << held.status();
   EXPECT_EQ(admission_->Use().bytes, kCallBytes);
   EXPECT_EQ(admission_->Use().calls, 0);
+  EXPECT_FALSE(admission_->HoldsOverHalf("a"));
   auto call = Admit("a");
   ASSERT_TRUE(call.ok()) << call.status();
   EXPECT_EQ(ReasonOf(admission_->HoldStaging("a", 1).status()), reason::kTenantQuota);
@@ -171,6 +172,8 @@ TEST_F(AdmissionTest, CountsMemoryOfOtherCallsBesideThatOfItsOwn) {
   EXPECT_EQ(ReasonOf(admission_->HoldStaging("c", 1).status()), reason::kMemoryPressure);
   EXPECT_EQ(admission_->HoldStaging("a", 2 * kCallBytes + 1).status().code(),
             absl::StatusCode::kOutOfRange);
+  EXPECT_TRUE(admission_->HoldsOverHalf("a"));
+  EXPECT_TRUE(admission_->HoldsOverHalf("c"));  // of all there is
   Ticket part = other->SplitOff(64);
   *other = Ticket();
   EXPECT_EQ(admission_->Use().bytes, 2 * kCallBytes + 64);

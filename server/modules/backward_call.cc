@@ -116,6 +116,10 @@ absl::Status ModuleCalls::Backward(ModuleCall& call) {
       SpecsOf(graph, gradient.rows, gradient.layers, header.has_forward(), header.want_dx());
   ASSIGN_OR_RETURN(gradient.payloads, Payloads::Make(std::move(specs), ToldPayloads::In(header),
                                                      MemoryOf(call), call.stream));
+  // An early one keeps its memory while it waits, and those that it waits for need theirs.
+  if (!header.no_weight_gradients() && deps_.admission.HoldsOverHalf(call.caller)) {
+    RETURN_IF_ERROR(module.CheckIsNext(header.micro_batch()));
+  }
   call.times.admitted = SteadyNow();
   RETURN_IF_ERROR(gradient.payloads.Receive(call.stream, type, call.wait));
   if (!header.no_weight_gradients()) {

@@ -171,6 +171,12 @@ absl::Status RegisteredModule::CheckMicroBatch(uint64_t micro_batch) const {
   return MicroBatchEarly(micro_batch, ledger_.micro_batches());
 }
 
+absl::Status RegisteredModule::CheckIsNext(uint64_t micro_batch) const {
+  absl::MutexLock lock(&mutex_);
+  if (micro_batch <= ledger_.micro_batches()) return absl::OkStatus();
+  return MicroBatchEarly(micro_batch, ledger_.micro_batches());
+}
+
 bool RegisteredModule::FinishesStep() {
   absl::MutexLock lock(&mutex_);
   const bool has_gradients = ledger_.micro_batches() > 0;

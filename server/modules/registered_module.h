@@ -149,6 +149,8 @@ class RegisteredModule {
   absl::Status CheckSequence(std::optional<uint64_t> sequence) const;
   absl::Status CheckChange(uint64_t sequence) const;
   absl::Status CheckMicroBatch(uint64_t micro_batch) const;
+  // UNAVAILABLE MICRO_BATCH_EARLY where others have to be added before it.
+  absl::Status CheckIsNext(uint64_t micro_batch) const;
   // Whether it has micro-batches since the last change, and was asked the same before, since then.
   bool FinishesStep();
   // FAILED_PRECONDITION WEIGHTS_INCOMPLETE, where `too` would be put beside what has been.

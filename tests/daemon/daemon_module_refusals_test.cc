@@ -2,6 +2,7 @@
 // come back, to other modules' activations, and of sizes that would take all memory.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <fstream>
 #include <functional>
@@ -38,6 +39,9 @@ std::optional<int64_t> RetryDelayOf(const grpc::Status& status) {
 
 class Refusals : public ::testing::Test {
  protected:
+  explicit Refusals(const ServerOptions& options = Options())
+      : daemon_(ReferenceDevice(), options) {}
+
   static ServerOptions Options() {
     ServerOptions options = TestOptions();
     options.modules.memory = {int64_t{8} << 20, int64_t{8} << 20};
@@ -58,8 +62,8 @@ class Refusals : public ::testing::Test {
     return token;
   }
   std::string Rows(int rows) { return RandomBytes(random_, rows * kModuleWidth); }
-  std::string Activations(const std::string& token) {
-    const auto forward = caller_.Forward(ForwardHeader(token, 1, 4, true), {{kX, Rows(4)}});
+  std::string Activations(const std::string& token, int rows = 4) {
+    const auto forward = caller_.Forward(ForwardHeader(token, 1, rows, true), {{kX, Rows(rows)}});
     EXPECT_TRUE(forward.status.ok()) << forward.status.error_message();
     return forward.header.activations().token();
   }
@@ -73,10 +77,38 @@ class Refusals : public ::testing::Test {
     return header;
   }
 
+  // Its header alone, with a gradient of so many bytes.
+  grpc::Status BackwardWithin(std::chrono::milliseconds time, v1::ModuleBackwardHeader header,
+                              int64_t bytes) {
+    auto context = caller_.NewContext();
+    context->set_deadline(std::chrono::system_clock::now() + time);
+    v1::PayloadSize& size = *header.add_payload();
+    size.set_tensor(kDy);
+    size.set_bytes(bytes);
+    v1::ModuleBackwardRequest request;
+    *request.mutable_header() = std::move(header);
+    return AfterHeader(caller_.stub().Backward(context.get()), request);
+  }
+
   std::string token_;
   Random random_{1};
-  Daemon daemon_{ReferenceDevice(), Options()};
+  Daemon daemon_;
   ModuleCaller caller_{daemon_.NewChannel()};
+};
+
+constexpr int kLargeRows = 16;
+constexpr int64_t kLargeBytes = kLargeRows * kModuleWidth * 4;
+
+// Callers whose share of staging memory is four of the largest tensors.
+class SmallShare : public Refusals {
+ protected:
+  SmallShare() : Refusals(Options()) {}
+
+  static ServerOptions Options() {
+    ServerOptions options = Refusals::Options();
+    options.admission.caller_max_bytes = 4 * kLargeBytes;
+    return options;
+  }
 };
 
 // The stream stays open, so a server that waits for payloads would wait for ever.
@@ -187,13 +219,8 @@ TEST_F(Refusals, SayWhenToComeAgain) {
   constexpr uint32_t kBeyond = kMaxEarlyMicroBatches + 1;
   grpc::Status beyond;
   do {
-    auto context = caller_.NewContext();
-    context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
-    v1::ModuleBackwardRequest request;
-    *request.mutable_header() = BackwardOf(other, kept[kBeyond], kBeyond);
-    request.mutable_header()->add_payload()->set_tensor(kDy);
-    request.mutable_header()->mutable_payload(0)->set_bytes(4 * kModuleWidth * 4);
-    beyond = AfterHeader(caller_.stub().Backward(context.get()), request);
+    beyond = BackwardWithin(std::chrono::milliseconds(50),
+                            BackwardOf(other, kept[kBeyond], kBeyond), 4 * kModuleWidth * 4);
   } while (beyond.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED);
   EXPECT_EQ(ReasonOf(beyond), "MICRO_BATCH_EARLY");
   EXPECT_EQ(ErrorInfoOf(beyond).metadata().at("next"), "0");
@@ -207,6 +234,33 @@ TEST_F(Refusals, SayWhenToComeAgain) {
       caller_.Backward(BackwardOf(other, again, 0), {{kDy, Rows(4)}}).status;
   EXPECT_EQ(changed.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(ReasonOf(changed), "MICRO_BATCH_CONFLICT");
+}
+
+// Two of them have half of the share; the one that they wait for needs a gradient and its result.
+TEST_F(SmallShare, LeavesHalfOfItToMicroBatchesThatAreNotEarly) {
+  const std::string token = Ready();
+  std::vector<std::string> kept;
+  for (int n = 0; n < 4; ++n) kept.push_back(Activations(token, kLargeRows));
+  std::vector<std::thread> early;
+  for (uint32_t n = 1; n <= 2; ++n) {
+    early.emplace_back([&, n] {
+      ModuleCaller own(daemon_.NewChannel());
+      const std::string dy(kLargeBytes, '\0');
+      EXPECT_TRUE(own.Backward(BackwardOf(token, kept[n], n), {{kDy, dy}}).status.ok());
+    });
+  }
+  // Until both of them wait, one more waits too, for as long as its deadline lets it.
+  grpc::Status beyond;
+  do {
+    beyond = BackwardWithin(std::chrono::milliseconds(50), BackwardOf(token, kept[3], 3),
+                            kLargeBytes);
+  } while (beyond.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(ReasonOf(beyond), "MICRO_BATCH_EARLY") << beyond.error_message();
+  v1::ModuleBackwardHeader first = BackwardOf(token, kept[0], 0);
+  first.set_want_dx(true);
+  const auto done = caller_.Backward(first, {{kDy, Rows(kLargeRows)}});
+  EXPECT_TRUE(done.status.ok()) << done.status.error_message();
+  for (std::thread& thread : early) thread.join();
 }
 
 TEST_F(Refusals, OpenActivationsToTheirModuleAlone) {
