@@ -91,8 +91,8 @@ void CarryStreams::Run() {
   auto next = [&](bool& last) -> std::optional<grpc::ByteBuffer> {
     if (!std::exchange(has_begun, true)) return HeaderMessage(call_.header);
     if (!is_admitted) return std::nullopt;
-    std::optional<grpc::ByteBuffer> chunk = call_.chunks.Next(last);
-    has_brought_all = last;
+    std::optional<grpc::ByteBuffer> chunk = call_.chunks.Next();
+    has_brought_all = last = call_.chunks.empty();
     return chunk;
   };
   auto take = [&](grpc::ByteBuffer& message) { return reply.Take(message); };

@@ -24,6 +24,7 @@
 #include "client/call/worker_gate.h"
 #include "client/modules/module_stream.h"
 #include "client/types/call_options.h"
+#include "proto/attnd/v1/chunk_queue.h"
 #include "proto/attnd/v1/module.pb.h"
 
 namespace attnd {
@@ -39,7 +40,7 @@ class CarryStreams {
     int address;
     const CallMetadata& metadata;
     const v1::ModuleCarryHeader& header;
-    OutgoingChunks& chunks;
+    ChunkQueue& chunks;
     ReplyLandings& landings;
     int64_t bytes;  // for the choice of each connection
     absl::Time deadline;

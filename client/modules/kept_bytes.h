@@ -21,6 +21,7 @@ class KeptBytes {
   const std::byte* data() const { return data_.get(); }
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
+  const std::shared_ptr<const std::byte>& memory() const { return data_; }
 
  private:
   KeptBytes(std::shared_ptr<const std::byte> data, size_t size)

@@ -17,6 +17,7 @@
 #include "client/modules/module_errors.h"
 #include "client/modules/module_stream.h"
 #include "proto/attnd/v1/chunk_framing.h"
+#include "proto/attnd/v1/chunk_queue.h"
 
 namespace attnd {
 namespace {
@@ -73,11 +74,11 @@ struct Landing {
 };
 
 template <class Header>
-void NamePayloads(const std::vector<StreamedPayload>& payloads, Header& header) {
-  for (const StreamedPayload& payload : payloads) {
+void NamePayloads(const std::vector<ChunkQueue::Tensor>& payloads, Header& header) {
+  for (const ChunkQueue::Tensor& payload : payloads) {
     v1::PayloadSize& size = *header.add_payload();
-    size.set_tensor(static_cast<uint32_t>(payload.field_number));
-    size.set_bytes(payload.bytes.size());
+    size.set_tensor(static_cast<uint32_t>(payload.field));
+    size.set_bytes(static_cast<uint64_t>(payload.bytes));
   }
 }
 
@@ -88,12 +89,16 @@ std::string NewCarryName() {
                       absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
 }
 
-void AddUnlessEmpty(int field, const KeptBytes& bytes, std::vector<StreamedPayload>& payloads) {
-  if (!bytes.empty()) payloads.push_back({field, bytes});
+ChunkQueue::Tensor TensorOf(int field, const KeptBytes& bytes) {
+  return {field, bytes.data(), static_cast<int64_t>(bytes.size()), bytes.memory()};
 }
 
-std::vector<StreamedPayload> PayloadsOf(const SentForward& inputs) {
-  std::vector<StreamedPayload> payloads;
+void AddUnlessEmpty(int field, const KeptBytes& bytes, std::vector<ChunkQueue::Tensor>& payloads) {
+  if (!bytes.empty()) payloads.push_back(TensorOf(field, bytes));
+}
+
+std::vector<ChunkQueue::Tensor> PayloadsOf(const SentForward& inputs) {
+  std::vector<ChunkQueue::Tensor> payloads;
   AddUnlessEmpty(kMaskBits, inputs.mask_bits, payloads);
   AddUnlessEmpty(kMemory, inputs.memory, payloads);
   AddUnlessEmpty(kX, inputs.x, payloads);
@@ -176,12 +181,12 @@ class PutMessages {
 // A call's method, and its tensors.
 struct ModuleRpcs::Exchanged {
   const char* method;
-  std::vector<StreamedPayload> inputs;
+  std::vector<ChunkQueue::Tensor> inputs;
   std::vector<ReplyPayload> outputs;
 
   int64_t sent_bytes() const {
     int64_t bytes = 0;
-    for (const StreamedPayload& input : inputs) bytes += static_cast<int64_t>(input.bytes.size());
+    for (const ChunkQueue::Tensor& input : inputs) bytes += input.bytes;
     return bytes;
   }
   int64_t received_bytes() const {
@@ -197,9 +202,8 @@ struct ModuleRpcs::Exchanged {
     for (const ReplyPayload& output : outputs) bytes = std::max(bytes, output.runs.total_bytes());
     if (bytes < SharedTensors::kFewBytes) return std::nullopt;
     SharedTensors shared(*core.shared_memory);
-    for (const StreamedPayload& input : inputs) {
-      shared.AddInput(NameOf(input.field_number), OneRun(static_cast<int64_t>(input.bytes.size())),
-                      input.bytes.data());
+    for (const ChunkQueue::Tensor& input : inputs) {
+      shared.AddInput(NameOf(input.field), OneRun(input.bytes), input.data);
     }
     for (const ReplyPayload& output : outputs) {
       shared.AddOutput(NameOf(output.field_number), output.runs, output.tensor);
@@ -218,12 +222,13 @@ absl::Status ModuleRpcs::Stream(Exchanged call, Header& header, Result& result,
   };
   const int64_t bytes = call.sent_bytes();
   const int carriers = CarryStreamCount(core_, carry_streams_, bytes, call.received_bytes());
-  OutgoingChunks chunks(std::move(call.inputs));
+  ChunkQueue chunks(std::move(call.inputs));
   bool has_begun = false;
   auto next = [&](bool& last) -> std::optional<grpc::ByteBuffer> {
-    if (std::exchange(has_begun, true)) return chunks.Next(last);
-    last = chunks.done();
-    return HeaderMessage(header);
+    std::optional<grpc::ByteBuffer> message =
+        std::exchange(has_begun, true) ? chunks.Next() : HeaderMessage(header);
+    last = chunks.empty();
+    return message;
   };
   if (carriers == 0) {
     StreamReply reply(call.outputs, take_header);
@@ -329,7 +334,7 @@ absl::Status ModuleRpcs::Backward(v1::ModuleBackwardHeader header, const SentFor
                                   v1::ModuleBackwardResult& result, ModuleTry& attempt) const {
   Exchanged call{"/attnd.v1.Modules/Backward", {}, {}};
   if (inputs != nullptr) call.inputs = PayloadsOf(*inputs);
-  call.inputs.push_back({kDy, dy});
+  call.inputs.push_back(TensorOf(kDy, dy));
   AddUnlessEmpty(kDMemory, "d_memory", out.d_memory, call.outputs);
   AddUnlessEmpty(kDx, "dx", out.dx, call.outputs);
   return Exchange(std::move(call), std::move(header), result, attempt);

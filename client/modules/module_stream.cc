@@ -3,7 +3,6 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/async_stream.h>
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stop_token>
@@ -16,14 +15,6 @@
 
 namespace attnd {
 namespace {
-
-void DropReference(void* reference) { delete static_cast<KeptBytes*>(reference); }
-
-// A slice over `bytes`, which holds them.
-grpc::Slice SliceOf(const KeptBytes& bytes, int64_t offset, int64_t size) {
-  return grpc::Slice(const_cast<std::byte*>(bytes.data()) + offset, static_cast<size_t>(size),
-                     &DropReference, new KeptBytes(bytes));
-}
 
 // One RPC: at most one write and one read are pending at a time.
 class Stream {
@@ -102,35 +93,6 @@ class Stream {
 };
 
 }  // namespace
-
-OutgoingChunks::OutgoingChunks(std::vector<StreamedPayload> payloads)
-    : payloads_(std::move(payloads)) {
-  std::erase_if(payloads_, [](const StreamedPayload& payload) { return payload.bytes.empty(); });
-  std::reverse(payloads_.begin(), payloads_.end());
-}
-
-bool OutgoingChunks::done() const {
-  absl::MutexLock lock(&mutex_);
-  return payloads_.empty();
-}
-
-std::optional<grpc::ByteBuffer> OutgoingChunks::Next(bool& last) {
-  absl::MutexLock lock(&mutex_);
-  last = payloads_.empty();
-  if (last) return std::nullopt;
-  const StreamedPayload& payload = payloads_.back();
-  const auto total = static_cast<int64_t>(payload.bytes.size());
-  const int64_t size = std::min(kChunkBytes, total - offset_);
-  const grpc::Slice slices[] = {grpc::Slice(ChunkPrefix(payload.field_number, offset_, size)),
-                                SliceOf(payload.bytes, offset_, size)};
-  offset_ += size;
-  if (offset_ == total) {
-    payloads_.pop_back();
-    offset_ = 0;
-  }
-  last = payloads_.empty();
-  return grpc::ByteBuffer(slices, 2);
-}
 
 grpc::ByteBuffer HeaderMessage(const google::protobuf::MessageLite& header) {
   const grpc::Slice slice(FrameHeader(header.SerializeAsString()));

@@ -14,14 +14,6 @@ namespace {
 
 constexpr absl::Duration kComingPatience = absl::Seconds(2);
 
-void DropBlock(void* block) { delete static_cast<std::shared_ptr<const StagedPayload>*>(block); }
-
-// A slice over a block, which holds it.
-grpc::Slice SliceOf(const PlacedPayload& payload, int64_t offset, int64_t bytes) {
-  return grpc::Slice(payload.data + offset, static_cast<size_t>(bytes), &DropBlock,
-                     new std::shared_ptr<const StagedPayload>(payload.block));
-}
-
 absl::Status CarryFailed(absl::string_view call) {
   return Failure(absl::StatusCode::kCancelled, reason::kCancelled,
                  absl::StrCat("carry: the call of that name ", call));
@@ -29,26 +21,6 @@ absl::Status CarryFailed(absl::string_view call) {
 absl::Status CallEnded() { return CarryFailed("has ended"); }
 
 }  // namespace
-
-LeavingChunks::LeavingChunks(std::vector<PlacedPayload> payloads) : payloads_(std::move(payloads)) {
-  std::erase_if(payloads_, [](const PlacedPayload& payload) { return payload.spec.bytes == 0; });
-  std::reverse(payloads_.begin(), payloads_.end());
-}
-
-std::optional<grpc::ByteBuffer> LeavingChunks::Next() {
-  absl::MutexLock lock(&mutex_);
-  if (payloads_.empty()) return std::nullopt;
-  const PlacedPayload& payload = payloads_.back();
-  const int64_t bytes = std::min(kChunkBytes, payload.spec.bytes - offset_);
-  const grpc::Slice parts[2] = {grpc::Slice(ChunkPrefix(payload.spec.field, offset_, bytes)),
-                                SliceOf(payload, offset_, bytes)};
-  offset_ += bytes;
-  if (offset_ == payload.spec.bytes) {
-    payloads_.pop_back();
-    offset_ = 0;
-  }
-  return grpc::ByteBuffer(parts, 2);
-}
 
 absl::Status Carriage::Admit(const std::vector<PlacedPayload>& payloads) {
   absl::MutexLock lock(&mutex_);
@@ -85,7 +57,7 @@ absl::Status Carriage::AwaitLanded(const CallWait& wait) {
                     absl::StrCat(input_bytes_ - missing_bytes_));
 }
 
-void Carriage::Leave(std::shared_ptr<LeavingChunks> chunks) {
+void Carriage::Leave(std::shared_ptr<ChunkQueue> chunks) {
   absl::MutexLock lock(&mutex_);
   leaving_ = std::move(chunks);
 }
@@ -144,7 +116,7 @@ void Carriage::BroughtAll(const absl::Status& status) {
   if (!status.ok() && broken_.ok()) broken_ = status;
 }
 
-absl::StatusOr<std::shared_ptr<LeavingChunks>> Carriage::AwaitLeaving(const CallWait& wait) {
+absl::StatusOr<std::shared_ptr<ChunkQueue>> Carriage::AwaitLeaving(const CallWait& wait) {
   const StopWakes wakes(wait.stop, mutex_);
   absl::MutexLock lock(&mutex_);
   auto over = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {

@@ -8,13 +8,10 @@
 // waits for those alone that have been told that it is admitted. Threads: any.
 #pragma once
 
-#include <grpcpp/support/byte_buffer.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/attnd/v1/chunk_grid.h"
+#include "proto/attnd/v1/chunk_queue.h"
 #include "server/admission/admission.h"
 #include "server/admission/staging_pool.h"
 #include "server/modules/registered_module.h"
@@ -59,19 +57,6 @@ struct PlacedPayload {
   bool IsSent() const { return block != nullptr && !spec.is_input && spec.travels; }
 };
 
-// The chunks of a reply, each a message, which hold the memory that they lie in. Any thread.
-class LeavingChunks {
- public:
-  explicit LeavingChunks(std::vector<PlacedPayload> payloads);
-
-  std::optional<grpc::ByteBuffer> Next();  // nullopt: none is left
-
- private:
-  absl::Mutex mutex_;
-  std::vector<PlacedPayload> payloads_ ABSL_GUARDED_BY(mutex_);  // the next one last
-  int64_t offset_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
 class Carriage {
  public:
   // Where a chunk's bytes go, and what keeps the memory there.
@@ -86,7 +71,7 @@ class Carriage {
   // missing: INVALID_ARGUMENT CHUNK_ORDER, or CANCELLED, to be tried again, if there were others.
   // Else what broke another stream, or CallWait's.
   absl::Status AwaitLanded(const CallWait& wait);
-  void Leave(std::shared_ptr<LeavingChunks> chunks);
+  void Leave(std::shared_ptr<ChunkQueue> chunks);
   void End();
 
   // Counts the bytes of all inputs, once the call has been admitted.
@@ -100,7 +85,7 @@ class Carriage {
   // It brings no more; `status`: why not.
   void BroughtAll(const absl::Status& status);
   // CANCELLED where the call has ended without a reply.
-  absl::StatusOr<std::shared_ptr<LeavingChunks>> AwaitLeaving(const CallWait& wait);
+  absl::StatusOr<std::shared_ptr<ChunkQueue>> AwaitLeaving(const CallWait& wait);
 
  private:
   struct Input {
@@ -117,7 +102,7 @@ class Carriage {
   int64_t missing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int bringing_ ABSL_GUARDED_BY(mutex_) = 0;     // further streams
   absl::Status broken_ ABSL_GUARDED_BY(mutex_);  // one of them, before all had landed
-  std::shared_ptr<LeavingChunks> leaving_ ABSL_GUARDED_BY(mutex_);  // null: not yet
+  std::shared_ptr<ChunkQueue> leaving_ ABSL_GUARDED_BY(mutex_);  // null: not yet
 };
 
 // Ends a call's carriage when the call is over, however that comes.

@@ -85,7 +85,7 @@ absl::Status ModuleCalls::Carry(ModuleCall& call) {
       begun ? ReceiveCarried(call.stream, type, *carriage) : BrokenOr(call.stream, CallerIsGone());
   carriage->BroughtAll(brought);
   RETURN_IF_ERROR(brought);
-  ASSIGN_OR_RETURN(const std::shared_ptr<LeavingChunks> chunks, carriage->AwaitLeaving(call.wait));
+  ASSIGN_OR_RETURN(const std::shared_ptr<ChunkQueue> chunks, carriage->AwaitLeaving(call.wait));
   return SendChunks(call.stream, *chunks);
 }
 

@@ -206,14 +206,18 @@ absl::Status ReceiveCarried(CallStream& stream, const google::protobuf::Descript
 }
 
 absl::Status Payloads::Send(CallStream& stream, grpc::ByteBuffer header) {
-  std::erase_if(placed_, [](const PlacedPayload& placed) { return !placed.IsSent(); });
-  const auto chunks = std::make_shared<LeavingChunks>(std::exchange(placed_, {}));
+  std::vector<ChunkQueue::Tensor> sent;
+  for (PlacedPayload& placed : std::exchange(placed_, {})) {
+    if (!placed.IsSent()) continue;
+    sent.push_back({placed.spec.field, placed.data, placed.spec.bytes, std::move(placed.block)});
+  }
+  const auto chunks = std::make_shared<ChunkQueue>(std::move(sent));
   if (carriage_.get() != nullptr) carriage_.get()->Leave(chunks);
   const bool begun = stream.Write(std::move(header));
   return begun ? SendChunks(stream, *chunks) : BrokenOr(stream, CallerIsGone());
 }
 
-absl::Status SendChunks(CallStream& stream, LeavingChunks& chunks) {
+absl::Status SendChunks(CallStream& stream, ChunkQueue& chunks) {
   while (std::optional<grpc::ByteBuffer> chunk = chunks.Next()) {
     if (!stream.Write(*std::move(chunk))) return BrokenOr(stream, CallerIsGone());
   }

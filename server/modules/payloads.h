@@ -92,7 +92,7 @@ absl::Status CheckCarry(const std::string& carry);
 absl::Status ReceiveCarried(CallStream& stream, const google::protobuf::Descriptor& type,
                             Carriage& carriage);
 // Those that no other stream of the call sends.
-absl::Status SendChunks(CallStream& stream, LeavingChunks& chunks);
+absl::Status SendChunks(CallStream& stream, ChunkQueue& chunks);
 
 // A message of a stream: which part it is, by its field, and where its bytes lie.
 struct MessagePart {
