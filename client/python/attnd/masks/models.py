@@ -129,7 +129,7 @@ def model_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0
     without_skips = dict(given, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
 
     def make() -> Tensor:
-        made = sdpa_mask(**without_skips)
+        made: Optional[Tensor] = sdpa_mask(**without_skips)
         assert made is not None  # which only a skip would be
         return made
     lazy: Tensor = LazyMask(shape, device, found.options(shape), make)
