@@ -38,6 +38,13 @@ std::optional<int64_t> RetryDelayOf(const grpc::Status& status) {
   return std::nullopt;
 }
 
+// The stream stays open, so a server that waits for payloads would wait for ever.
+template <class Stream, class Request>
+grpc::Status AfterHeader(const std::unique_ptr<Stream>& stream, const Request& request) {
+  stream->Write(request);
+  return stream->Finish();
+}
+
 class Refusals : public ::testing::Test {
  protected:
   explicit Refusals(const ServerOptions& options = Options())
@@ -111,13 +118,6 @@ class SmallShare : public Refusals {
     return options;
   }
 };
-
-// The stream stays open, so a server that waits for payloads would wait for ever.
-template <class Stream, class Request>
-grpc::Status AfterHeader(const std::unique_ptr<Stream>& stream, const Request& request) {
-  stream->Write(request);
-  return stream->Finish();
-}
 
 TEST_F(Refusals, ComeBeforePayloads) {
   const std::string token = Ready(), empty = RegisterRefused("empty");
@@ -253,8 +253,8 @@ TEST_F(SmallShare, LeavesHalfOfItToMicroBatchesThatAreNotEarly) {
   // Until both of them wait, one more waits too, for as long as its deadline lets it.
   grpc::Status beyond;
   do {
-    beyond = BackwardWithin(std::chrono::milliseconds(50), BackwardOf(token, kept[3], 3),
-                            kLargeBytes);
+    beyond =
+        BackwardWithin(std::chrono::milliseconds(50), BackwardOf(token, kept[3], 3), kLargeBytes);
   } while (beyond.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED);
   EXPECT_EQ(ReasonOf(beyond), "MICRO_BATCH_EARLY") << beyond.error_message();
   v1::ModuleBackwardHeader first = BackwardOf(token, kept[0], 0);
