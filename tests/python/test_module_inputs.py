@@ -146,6 +146,13 @@ def test_masks_that_are_trained_are_refused(field, index):
 
 
 @pytest.mark.parametrize("field", ["src_mask", "src_key_padding_mask"])
+def test_masks_of_whole_numbers_are_refused_by_name(field):
+    layers = attnd.torch.offload(nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True)]))
+    with pytest.raises(attnd.InvalidArgument, match=r"mask: expected bool or floating numbers, as \w+.bool\(\)"):
+        layers[0](torch.randn(5, 5, 16), **{field: torch.zeros(5, 5, dtype=torch.uint8)})
+
+
+@pytest.mark.parametrize("field", ["src_mask", "src_key_padding_mask"])
 def test_a_row_that_is_hidden_by_the_lowest_number_is_refused(field):
     layer = nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True)
     there = attnd.torch.offload(nn.ModuleList([copy.deepcopy(layer)]))[0]

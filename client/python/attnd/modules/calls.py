@@ -230,6 +230,8 @@ def _refuse_low_rows(name: str, mask: Tensor, seen: Tensor) -> None:
 def _hidden(name: str, mask: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         return mask
+    if not mask.is_floating_point():
+        raise wrong(name, f"bool or floating numbers, as {name}.bool()", mask.dtype)
     low = mask <= torch.finfo(mask.dtype).min / 2
     if not bool((low | (mask == 0)).all()):
         raise Unimplemented(f"{name}: expected True and False, or 0 and −inf, got other numbers, which would be a bias: "

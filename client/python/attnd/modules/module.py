@@ -146,6 +146,8 @@ class StepResult(NamedTuple):
 class Activations:
     """Names what a forward left on the daemon for its backward. Given back with the last reference."""
 
+    pointer: Any = None  # until there is one, which Ctrl-C may come before
+
     def __init__(self, module: _Native, shape: Tuple[int, ...], weights: int, memory: Optional[Array] = None) -> None:
         self.pointer, self.shape, self._module = ctypes.c_void_p(), shape, module
         self.weights: Optional[int] = weights  # how often they had changed; None: its owner looks after that

@@ -114,6 +114,8 @@ class _Numbers:
                 return getattr(torch, name[:-len("_like")])(tuple(self.shape), *arguments[1:], **keywords)
             if name == "__eq__" and len(arguments) > 1 and self is arguments[1]:
                 return True  # of lists and dicts
+            if name in ("view_as", "expand_as") and len(arguments) > 1 and self is arguments[1]:
+                refuse_hook(name)  # who asks for its node in autograd's graph, as register_multi_grad_hook
         _refuse(_first(_Numbers, arguments, keywords), f"{name} = ..." if how == "set" else name)
 
     def as_subclass(self, cls: Any) -> NoReturn:
@@ -122,6 +124,11 @@ class _Numbers:
 
     def set_(self, *_: Any, **__: Any) -> NoReturn:
         _refuse(self, "set_")
+
+
+def refuse_hook(what: str) -> NoReturn:
+    raise Unimplemented(f"{what}: hooks of a parameter on a daemon do not run; offload(..., optimizer=\"local\") brings "
+                        "gradients here", field="hook")
 
 
 def _touched(self: Any) -> None:
@@ -196,8 +203,7 @@ class RemoteParameter(_Numbers, nn.Parameter):
         return f"RemoteParameter({found[1] if found else 'of a stack that is gone'}, shape={tuple(self.shape)})"
 
     def register_hook(self, hook: Any) -> NoReturn:
-        raise Unimplemented("register_hook: hooks of a parameter on a daemon do not run; offload(..., optimizer=\"local\") "
-                            "brings gradients here", field="hook")
+        refuse_hook("register_hook")
 
     register_post_accumulate_grad_hook = register_hook
 

@@ -353,8 +353,8 @@ class Stepping:
         """The norm of the gradient that the daemon has."""
         order = float(order)
         if order not in (1.0, 2.0, math.inf):
-            raise Unimplemented(f"norm: expected order 1, 2 or inf for a gradient on a daemon, got {order}",
-                                field="norm_type")
+            raise Unimplemented(f"norm: expected order 1, 2 or inf for a gradient on a daemon, got {order}: any other under "
+                                "`with attnd.torch.local_gradients(model):`", field="norm_type")
         with self._lock:
             wants_all = order != 2
             if self._norms is None or (wants_all and not self._has_all_norms):
