@@ -88,8 +88,8 @@ class Run:
         stack.meet()
         if self.module is not stack.module:
             raise FailedPrecondition("backward: expected the module of its forward, got one that was registered since: a "
-                                     "call between them needed more rows, or another mask; give offload max_rows for the "
-                                     "longest call, or call backward before it")
+                                     "call between them needed more rows, or no causal mask: give offload max_rows for the "
+                                     "longest call, make the first call without a causal mask, or call backward before")
         local = not stack._options.server_optimizer
         trained = not stack.in_module().isdisjoint(stack.names_of(self.layers)) and (local or stack.wants_gradients())
         if not local and trained:

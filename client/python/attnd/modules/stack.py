@@ -133,6 +133,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
         self.owned: Dict[str, Tuple[Any, str]] = {}  # owner of each parameter that has one
         self._local = False  # under attnd.torch.local_weights
         self._sent: Dict[str, int] = {}  # with "local", digests of what the server has
+        self._causal: Set[bool] = set()  # how they have been called
         self.device = torch.device("cpu")  # of the last backward
         # ---- The optimizer's.
         self._owners: Dict[str, Any] = {}  # weak references to the RemoteOptimizers of parameters
@@ -391,13 +392,12 @@ class RemoteStack(Stepping, Owning, nn.Module):
         if old is not None:
             self._refuse_other_module()
         layout = layout_of(self._layers(), variant, options.element)
-        moments: Dict[str, Dict[str, Tensor]] = {}
         weights = self._weights
         if old is not None:
             if old.micro_batches:
-                raise FailedPrecondition("offload: this call needs another module (more rows, another mask, frozen "
-                                         "parameters or dropout), and gradients since the last step would be lost: give "
-                                         "offload max_rows, or change this between step and backward")
+                raise FailedPrecondition("offload: this call needs another module (more rows, frozen parameters, dropout, "
+                                         "no causal mask), and gradients since the last step would be lost: give offload "
+                                         "max_rows, change this between step and backward, or begin without a causal mask")
             if options.server_optimizer:
                 weights = self.weights()
         moments = self.moments()
