@@ -26,6 +26,7 @@ _HARMLESS = frozenset("""
     is_signed is_conj is_neg is_inference is_same_size get_device data_ptr __hash__ __repr__
     __str__ __format__ __len__ __dir__ requires_grad_ is_pinned is_shared is_set_to has_names dim_order is_distributed
     is_tensor is_storage result_type can_cast has_torch_function _is_view
+    _has_compatible_shallow_copy_type
 """.split())
 _READ_PROPERTIES = frozenset("""
     shape dtype device layout requires_grad is_leaf grad_fn ndim itemsize nbytes is_meta is_cuda is_cpu is_sparse
@@ -267,6 +268,9 @@ class GradientState:
         self.factor, self.is_zero = 1.0, True
 
 
+_CONVERSIONS = {"to", "cpu", "cuda", "float", "half", "bfloat16", "double", "type"}  # a tensor of that type is itself
+
+
 class RemoteGradient(Tensor):
     """A gradient on a daemon."""
 
@@ -277,9 +281,12 @@ class RemoteGradient(Tensor):
     __hash__ = Tensor.__hash__
 
     @staticmethod
-    def of(stack: RemoteStack, name: str, state: GradientState, shape: Sequence[int]) -> RemoteGradient:
+    def of(stack: RemoteStack, name: str, state: GradientState, shape: Sequence[int], like: Optional[Tensor] = None
+           ) -> RemoteGradient:
+        """like: an ordinary parameter, whose gradient it can be."""
         make: Any = Tensor._make_wrapper_subclass
-        made: RemoteGradient = make(RemoteGradient, tuple(shape), dtype=torch.float32, device=stack.device)
+        made: RemoteGradient = make(RemoteGradient, tuple(shape), dtype=torch.float32 if like is None else like.dtype,
+                                    device=stack.device if like is None else like.device)
         refuse_memory(made, "grad: expected attnd.torch.fetch(p.grad) where C++ reads or writes the numbers of a gradient "
                             "on a daemon")
         made._stack, made._name, made._state = stack, name, state
@@ -333,6 +340,12 @@ class RemoteGradient(Tensor):
         if isinstance(first, RemoteGradient):
             if (name == "data" and how == "get") or name in ("detach", "detach_", "__get__"):
                 return first
+            if name == "data" and how == "set" and arguments[1] is first:
+                return None
+            if name in _CONVERSIONS:
+                made = function(torch.empty(0, dtype=first.dtype, device=first.device), *arguments[1:], **(keywords or {}))
+                if (made.dtype, made.device) == (first.dtype, first.device):
+                    return first
             if operation is not None and not how:
                 return operation([first], arguments[1:], keywords or {}, True)
         elif isinstance(first, (list, tuple)) and operation is not None and name.startswith("_"):

@@ -255,6 +255,7 @@ class Stepping:
             pass  # what the daemon has is lost, or another's
         self._unsure = None
 
+    @torch.inference_mode(False)  # what it gives is everybody's
     def moments(self) -> Dict[str, Dict[str, Tensor]]:
         """By kind and name, of parameters that have been stepped."""
         with self._lock:
@@ -452,6 +453,7 @@ class Stepping:
         state = self._grads.get(name)
         return state is not None and state.is_lost
 
+    @torch.inference_mode(False)
     def _numbers(self, names: Sequence[str]) -> Dict[str, Tensor]:
         """Gradients as they are here, of what the daemon has and how that was multiplied."""
         if not names:
