@@ -191,6 +191,9 @@ def register(layout: Layout, client: Union[str, Client], *, name: str, optimizer
     here, and calls before it need not be kept; 0: never; None: never, with one warning when a restart of the daemon would
     lose the module.
     """
+    if optimizer is not None and not isinstance(optimizer, (AdamW, SGD)):
+        raise wrong_type("optimizer", "attnd.AdamW(), attnd.SGD() or None", optimizer)
+    _checks.integer("max_rows", max_rows, 1, 1 << 32)
     made = client if isinstance(client, Client) else connect(client)
     most = 0 if not layout.memory_width else max_rows if max_memory_rows is None else max_memory_rows
     return Module(made, Registration(layout, name, optimizer, tuple(groups), max_rows,
@@ -269,7 +272,7 @@ class Module:
         rows += wire.number(6, sequences_before * shape[1]) + wire.number(9, sequences_before)
         second = None if memory is None else self._array("memory", memory)
         rows += self._memory_rows(shape, second, memory_lengths, memory_cu_seqlens, cu_seqlens is not None)
-        header = (wire.message(3, rows) + wire.number(5, int(training)) + wire.fixed64(6, seed % (1 << 64))
+        header = (wire.message(3, rows) + wire.number(5, int(training)) + wire.fixed64(6, _seed(seed))
                   + wire.number(7, offset) + wire.number(13, int(makes_room)))
         if layers is not None:
             if not 0 <= layers[0] < layers[1] <= len(self.layout.layers):
@@ -292,6 +295,8 @@ class Module:
         FailedPrecondition where a step or put has changed the weights since the activations' forward.
         want_dx=False gives None. turn: of reserve_turn(); 0: none, and not with weight_gradients=False. out: receives dx,
         as forward's receives y."""
+        if not isinstance(activations, Activations):
+            raise wrong_type("activations", "what forward(x, keep=True) gives beside y", activations)
         if activations.weights not in (None, self._changes):
             raise FailedPrecondition("activations: expected those of a forward with the present weights, got ones from "
                                      "before a step or put; call forward again")
@@ -345,7 +350,8 @@ class Module:
         """
         count = max([0, *self.registration.groups]) + 1
         given = list(rates) if lr is None else [GroupRates(lr, weight_decay)] * count
-        groups = b"".join(wire.message(4, wire.float64(1, rate.lr) + wire.float64(2, rate.weight_decay)) for rate in given)
+        groups = b"".join(wire.message(4, wire.float64(1, _rate("lr", rate.lr))
+                                       + wire.float64(2, _rate("weight_decay", rate.weight_decay))) for rate in given)
         factor = b"" if multiplier == 1 else wire.some_float64(5, multiplier)
         return self._step(groups + factor + wire.float64(6, max_norm) + wire.number(7, int(skip_unless_finite)), timeout)
 
@@ -549,6 +555,18 @@ def _starts(name: str, value: ArrayLike, total: int) -> List[int]:
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != total or sorted(starts) != starts:
         raise wrong(name, f"numbers from 0 to {total}, never falling", starts)
     return starts
+
+
+def _rate(field: str, value: Any) -> float:
+    found = _checks.number(field, value, None)
+    if found is None:
+        raise wrong_type(field, "a finite number", value)
+    return found
+
+
+def _seed(value: Any) -> int:
+    """Of any sign."""
+    return _checks.integer("seed", value, -(1 << 63), (1 << 64) - 1) % (1 << 64)
 
 
 def _tensor(kind: str, name: str, array: Array, element: int) -> _native.ModuleTensor:
