@@ -578,7 +578,7 @@ def _rate(field: str, value: Any) -> float:
 
 
 def _seed(value: Any) -> int:
-    """Of any sign."""
+    """Any integer of 64 bits, with a sign or without."""
     return _checks.integer("seed", value, -(1 << 63), (1 << 64) - 1) % (1 << 64)
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ..errors import FailedPrecondition, Unimplemented, wrong
 
-__all__ = ["GradientState", "RemoteGradient", "RemoteNumbers", "RemoteParameter", "asked_by", "refuse_memory",
-           "stack_of"]
+__all__ = ["GradientState", "RemoteGradient", "RemoteNumbers", "RemoteParameter", "asked_by", "refuse_conversion",
+           "refuse_memory", "stack_of"]
 
 RemoteStack = Any  # stack.RemoteStack
 
@@ -115,6 +115,8 @@ class _Numbers:
                 return getattr(torch, name[:-len("_like")])(tuple(self.shape), *arguments[1:], **keywords)
             if name == "__eq__" and len(arguments) > 1 and self is arguments[1]:
                 return True  # of lists and dicts
+            if isinstance(self, RemoteParameter) and _is_moved(name, how, arguments, keywords):
+                return self  # wherever it was moved, as RemoteStack._apply has it
             if name in ("view_as", "expand_as") and len(arguments) > 1 and self is arguments[1]:
                 refuse_hook(name)  # who asks for its node in autograd's graph, as register_multi_grad_hook
         _refuse(_first(_Numbers, arguments, keywords), f"{name} = ..." if how == "set" else name)
@@ -125,6 +127,29 @@ class _Numbers:
 
     def set_(self, *_: Any, **__: Any) -> NoReturn:
         _refuse(self, "set_")
+
+
+def _is_moved(name: str, how: str, arguments: Sequence[Any], keywords: Optional[Dict[str, Any]]) -> bool:
+    """Whether a module outside of the stack, which has layers of it, moves or converts its parameters."""
+    if name == "data" and how == "set":
+        return arguments[1] is arguments[0]
+    if how or name not in _CONVERSIONS:
+        return False
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not nn.Module._apply.__code__:
+        is_inside = frame.f_globals.get("__name__") in (__name__, nn.Module.__module__)
+        frame = frame.f_back if is_inside else None
+    if frame is None:
+        return False
+    like = torch.empty(0, dtype=arguments[0].dtype, device="cpu")
+    if getattr(like, name)(*arguments[1:], **(keywords or {})).dtype != like.dtype:
+        refuse_conversion()
+    return True
+
+
+def refuse_conversion() -> NoReturn:
+    raise Unimplemented("to: parameters on a daemon are float32 there, and keep their type here; convert the model before "
+                        "attnd.torch.offload, whose precision= is the arithmetic's", field="dtype")
 
 
 def refuse_hook(what: str) -> NoReturn:

@@ -31,7 +31,7 @@ from .micro_batches import Line
 from .module import AdamW, GradientNorms, Module, Registration, SGD, StepValues
 from .numbers import digest, host, own
 from .owning import Owning, optimizers
-from .parameters import GradientState, RemoteParameter, stack_of
+from .parameters import GradientState, RemoteParameter, refuse_conversion, stack_of
 from .parts import Parts
 from .remote_call import make_anchor, uncompiled
 from .replicas import ReplicaModule, Replicas
@@ -225,8 +225,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
             return torch_module._apply(fn, recurse)
         for dtype in {tensor.dtype for tensor in self._tensors().values()}:
             if fn(torch.empty(0, dtype=dtype)).dtype != dtype:
-                raise Unimplemented("to: parameters on a daemon are float32 there, and keep their type here; convert the "
-                                    "model before attnd.torch.offload, whose precision= is the arithmetic's", field="dtype")
+                refuse_conversion()
         for module in [module for module in self.modules() if module is not self]:
             remote = {name: p for name, p in module._parameters.items() if isinstance(p, RemoteParameter)}
             module._parameters.update(dict.fromkeys(remote))
