@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from module_pairs import MODES  # noqa: E402
 from torch import nn  # noqa: E402
 
 import attnd  # noqa: E402
@@ -143,6 +144,44 @@ def test_masks_that_are_trained_are_refused(field, index):
         layers[index](x, **{field: mask})
     with torch.no_grad():
         layers[index](x, **{field: mask})
+
+
+@MODES
+def test_causal_calls_and_others_are_mixed_in_a_step(mode):
+    """The first one is not causal."""
+    later, gradients = nn.Transformer.generate_square_subsequent_mask(5).isinf(), []
+    padding = torch.arange(5) >= torch.tensor([5, 3])[:, None]
+    here = nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True) for _ in range(2)])
+    there = attnd.torch.offload(copy.deepcopy(here), optimizer=mode, max_rows=64)
+    x = torch.randn(2, 5, 16)
+    for layers in (here, there):
+        seen = 0
+        for given in ({}, {"src_mask": later}, {"src_mask": later, "src_key_padding_mask": padding}):
+            seen = seen + layers[1](layers[0](x), **given)[:, :3]
+            (layers[0](x[:, :1], **({"src_mask": later[:1, :1]} if given else {})) * x[:, 1:2]).sum().backward()
+        (seen * x[:, 2:]).sum().backward()
+        gradients.append([attnd.torch.fetch(p.grad) if mode == "server" and layers is there else p.grad
+                          for p in layers.parameters()])
+    for one, other in zip(*gradients):
+        torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4)
+
+
+def test_a_call_without_a_causal_mask_among_causal_ones_says_what_to_do():
+    layers = attnd.torch.offload(nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True)]))
+    x, later = torch.randn(2, 5, 16), nn.Transformer.generate_square_subsequent_mask(5)
+    y = layers[0](x, src_mask=later)
+    layers[0](x)
+    with pytest.raises(attnd.FailedPrecondition, match="make the first call without a causal mask"):
+        y.sum().backward()
+    for _ in range(2):  # from now on in any order
+        (layers[0](x, src_mask=later) + layers[0](x)).sum().backward()
+
+
+@pytest.mark.parametrize("field", ["src_mask", "src_key_padding_mask"])
+def test_masks_of_whole_numbers_are_refused_by_name(field):
+    layers = attnd.torch.offload(nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True)]))
+    with pytest.raises(attnd.InvalidArgument, match=r"mask: expected bool or floating numbers, as \w+.bool\(\)"):
+        layers[0](torch.randn(5, 5, 16), **{field: torch.zeros(5, 5, dtype=torch.uint8)})
 
 
 @pytest.mark.parametrize("field", ["src_mask", "src_key_padding_mask"])

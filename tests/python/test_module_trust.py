@@ -119,6 +119,23 @@ def test_a_slice_of_a_sequential_is_called_as_one():
         here.layers[1:].state_dict())
 
 
+@MODES
+def test_layers_in_a_list_of_ones_own_are_moved_and_train(mode):
+    nets = pair(mode)
+    for net in nets:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizer = attnd.torch.optimizer(optimizer) if net is nets[1] and mode == "server" else optimizer
+        net.layers = nn.ModuleList(list(net.layers))
+        for _ in range(2):
+            net.to("cpu").float()
+            step(net, optimizer)
+        assert net.to(torch.float32) is net
+    same(*nets)
+    if mode == "server":
+        with pytest.raises(attnd.Unimplemented, match="convert the model before attnd.torch.offload"):
+            nets[1].double()
+
+
 @pytest.mark.parametrize("made", [nn.utils.weight_norm, nn.utils.spectral_norm,
                                   lambda linear: prune.l1_unstructured(linear, "weight", 0.5)])
 @MODES

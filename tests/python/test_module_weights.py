@@ -181,3 +181,56 @@ def test_parameters_may_lie_side_by_side_in_memory():
     torch.nn.utils.vector_to_parameters(lined, there.parameters())
     there.layers = attnd.torch.offload(there.layers)
     torch.testing.assert_close(there(X), here(X), rtol=1e-5, atol=1e-5)
+
+
+# ---- Gradients beside them.
+
+def test_gradients_are_there_under_local_weights_and_can_be_set_to_none_or_0():
+    nets = pair()
+    for is_zero in (False, True):
+        for net in nets:
+            optimizer = wrapped(net, torch.optim.SGD(net.parameters(), lr=0.1))
+            net(X).square().mean().backward()
+            with attnd.torch.local_weights(net), torch.no_grad():
+                for p in net.parameters():
+                    p -= 0.1 * attnd.torch.fetch(p.grad)
+                net.zero_grad(set_to_none=not is_zero)
+            optimizer.step()
+            assert {p.grad is None for p in net.parameters()} == {not is_zero}
+            net.zero_grad()
+        same(*nets)
+
+
+def test_numbers_of_gradients_under_local_weights_are_refused_by_name():
+    here, there = pair()
+    there(X).square().mean().backward()
+    weight = there.layers[0][0].weight
+    with attnd.torch.local_weights(there):
+        there.to("cpu")  # changes nothing
+        with pytest.raises(attnd.Unimplemented, match=r"attnd.torch.fetch\(p.grad\)"):
+            there.layers[0][0].weight.grad * 0.1
+        with pytest.raises(attnd.FailedPrecondition, match="not in one of local_weights"):
+            with attnd.torch.local_gradients(there):
+                pass
+    with attnd.torch.local_gradients(there), pytest.raises(attnd.FailedPrecondition, match="not in one of local_gradients"):
+        with attnd.torch.local_weights(there):
+            pass
+    here(X).square().mean().backward()
+    torch.testing.assert_close(attnd.torch.fetch(weight.grad), here.layers[0][0].weight.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_states_that_were_taken_in_inference_mode_are_ordinary():
+    nets = pair()
+    for net in nets:
+        optimizer = wrapped(net, torch.optim.AdamW(net.parameters(), eps=1e-3))
+        step(net, optimizer)
+        with torch.inference_mode():
+            states = net.state_dict(), optimizer.state_dict()
+        for state in [states[0], *states[1]["state"].values()]:
+            for tensor in state.values():
+                tensor.add_(0)
+        net.zero_grad()
+        net.load_state_dict(states[0])
+        optimizer.load_state_dict(states[1])
+        step(net, optimizer)
+    same(*nets)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,21 @@ class StackCall(NamedTuple):
                 memory_lengths=self.memory_lengths and self.memory_lengths[begin:end]))
             begin = end
         return made
+
+    def among(self, others: Set[bool], causal: bool) -> StackCall:
+        """The call, with its pattern as a mask where its layers are called with a causal one and without: a module is one
+        or the other. others: the values that calls have had, and gets this one's. causal: the module's."""
+        length = self.x.shape[1]
+        if length == 1 or self.cu_seqlens is not None:
+            return self._replace(causal=causal) if length == 1 else self
+        others.add(self.causal)
+        if len(others) == 1 or not self.causal:
+            return self
+        seen = _diagonal(length, None, self.x.device)[None, None]
+        if self.kv_lengths is not None:
+            lengths = torch.tensor(self.kv_lengths, device=seen.device)[:, None, None, None]
+            seen = seen & (torch.arange(length, device=seen.device) < lengths)
+        return self._replace(causal=False, kv_lengths=None, mask=seen if self.mask is None else seen & self.mask)
 
     def give(self, y: Tensor) -> Any:
         """Returns what `leave` gave, as the layer's class returns it."""
@@ -230,6 +245,8 @@ def _refuse_low_rows(name: str, mask: Tensor, seen: Tensor) -> None:
 def _hidden(name: str, mask: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         return mask
+    if not mask.is_floating_point():
+        raise wrong(name, f"bool or floating numbers, as {name}.bool()", mask.dtype)
     low = mask <= torch.finfo(mask.dtype).min / 2
     if not bool((low | (mask == 0)).all()):
         raise Unimplemented(f"{name}: expected True and False, or 0 and −inf, got other numbers, which would be a bias: "

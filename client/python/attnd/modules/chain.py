@@ -339,6 +339,7 @@ def call_layers(stack: RemoteStack, layers: Tuple[int, int], arguments: Tuple[An
     _check_input("x", input_of(stack.kind, arguments, keywords))
     _check_beside(stack.kind, arguments, keywords)
     call = adapt(stack[layers[0]], stack.described[layers[0]:layers[1]], arguments, keywords)
+    call = call.among(stack._causal, stack._needs[0].causal if stack._needs else call.causal)
     x = call.x if call.is_nested else input_of(stack.kind, arguments, keywords)
     if call.memory is not None:
         _check_input("memory", call.memory)

@@ -3,13 +3,13 @@ and lent to any code."""
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterable, Iterator, List, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import FailedPrecondition, brief, wrong
-from .owning import become
+from .owning import become, refuse_lent
 from .parameters import RemoteGradient, stack_of
 from .stack import RemoteStack
 
@@ -47,34 +47,42 @@ def assign_(parameter: Tensor, tensor: Tensor) -> Tensor:
 @contextlib.contextmanager
 def local_weights(*models: nn.Module) -> Iterator[None]:
     """In this block, parameters of the models on daemons are ordinary ones with their numbers; what has changed goes back at
-    its end. Layers cannot be called in it.
+    its end. Layers cannot be called in it. Gradients stay on the daemon: fetch(p.grad) gives their numbers.
 
         with attnd.torch.local_weights(model):
             model.apply(initialise)
     """
     stacks = _stacks(models)
-    lent: List[Tuple[RemoteStack, str, Any, Any, Tensor]] = []
+    if any(stack.lends_gradients for stack in stacks):
+        raise FailedPrecondition("local_weights: expected a block that is not in one of local_gradients: in it "
+                                 "attnd.torch.fetch(p.grad) gives the numbers of a gradient")
+    lent: List[Tuple[RemoteStack, str, Any, Any, Tensor, Optional[Tensor]]] = []
     for stack, weights in [(stack, stack.weights()) for stack in stacks]:  # all have come before anything changes
         for name, tensor in stack._tensors().items():
             owner: Any = stack.get_submodule(name.rpartition(".")[0])
             number = weights[name].to(tensor.dtype)
-            lent.append((stack, name, owner, tensor, number))
-            owner._parameters[name.rpartition(".")[2]] = nn.Parameter(number.clone(), tensor.requires_grad)
+            now = nn.Parameter(number.clone(), tensor.requires_grad)
+            gradient = now.grad = _gradient_beside(stack, name, now)
+            lent.append((stack, name, owner, tensor, number, gradient))
+            owner._parameters[name.rpartition(".")[2]] = now
         stack._local = True
     try:
         yield
     finally:
         changed: Dict[int, Dict[str, Tensor]] = {}
-        graded, wrongly = [], []
-        for stack, name, owner, tensor, number in lent:  # in the module that has it, wherever that is by now
+        graded, wrongly, forgotten = [], [], []
+        for stack, name, owner, tensor, number, gradient in lent:  # in the module that has it, wherever that is by now
             last = name.rpartition(".")[2]
             now = owner._parameters.get(last)
             owner._parameters[last] = tensor
             if now is None or now.shape != number.shape:
                 wrongly.append((name, number))
                 continue
-            if now.grad is not None:
+            if now.grad is None and gradient is not None:
+                forgotten.append((stack, name))
+            elif now.grad is not gradient:
                 graded.append(name)
+            now.grad = None
             if now.requires_grad != tensor.requires_grad:
                 tensor.requires_grad_(now.requires_grad)
             if not _same_bits(now.detach().cpu(), number):
@@ -82,6 +90,8 @@ def local_weights(*models: nn.Module) -> Iterator[None]:
             become(now, tensor)
         for stack in stacks:
             stack._local = False
+        for stack, name in forgotten:
+            stack.forget([name])
         written = [stack for stack in stacks if id(stack) in changed]
         for stack in written:
             stack.check_assign("local_weights")
@@ -106,12 +116,19 @@ def local_gradients(*models: nn.Module) -> Iterator[None]:
                 torch.distributed.all_reduce(p.grad)
         opt.step()
     """
+    refuse_lent(models)
     stacks = [stack for stack in _stacks(models) if not stack.lends_gradients]
     with contextlib.ExitStack() as lent:
         for stack in stacks:
             stack.lend_gradients()
             lent.callback(stack.take_gradients)
         yield
+
+
+def _gradient_beside(stack: RemoteStack, name: str, now: nn.Parameter) -> Optional[Tensor]:
+    """The gradient on the daemon, as that of an ordinary parameter."""
+    state = stack.gradient_state(name)
+    return None if state is None else RemoteGradient.of(stack, name, state, now.shape, now)
 
 
 def _stacks(models: Iterable[nn.Module]) -> List[RemoteStack]:

@@ -146,6 +146,8 @@ class StepResult(NamedTuple):
 class Activations:
     """Names what a forward left on the daemon for its backward. Given back with the last reference."""
 
+    pointer: Any = None  # until there is one, which Ctrl-C may come before
+
     def __init__(self, module: _Native, shape: Tuple[int, ...], weights: int, memory: Optional[Array] = None) -> None:
         self.pointer, self.shape, self._module = ctypes.c_void_p(), shape, module
         self.weights: Optional[int] = weights  # how often they had changed; None: its owner looks after that
@@ -189,13 +191,22 @@ def register(layout: Layout, client: Union[str, Client], *, name: str, optimizer
     here, and calls before it need not be kept; 0: never; None: never, with one warning when a restart of the daemon would
     lose the module.
     """
+    if not isinstance(layout, Layout):
+        raise wrong_type("layout", "an attnd.modules.Layout", layout)
+    if optimizer is not None and not isinstance(optimizer, (AdamW, SGD)):
+        raise wrong_type("optimizer", "attnd.AdamW(), attnd.SGD() or None", optimizer)
+    _checks.integer("max_rows", max_rows, 1, 1 << 32)
+    for word, rows in (("kept_rows", kept_rows), ("max_memory_rows", max_memory_rows)):
+        if rows is not None:
+            _checks.integer(word, rows, 0, 1 << 32)
+    for group in groups:
+        _checks.integer("groups", group, 0, 1 << 16)
     made = client if isinstance(client, Client) else connect(client)
     most = 0 if not layout.memory_width else max_rows if max_memory_rows is None else max_memory_rows
+    _checks.word("durability", durability, list(DURABILITIES), '"process", "host" or "disk"')
     return Module(made, Registration(layout, name, optimizer, tuple(groups), max_rows,
-                                     max_rows if kept_rows is None else kept_rows,
-                                     _checks.word("durability", durability, list(DURABILITIES),
-                                                  '"process", "host" or "disk"'), ttl, most), replay_mib, timeout,
-                  snapshot_every)
+                                     max_rows if kept_rows is None else kept_rows, durability, _checks.seconds("ttl", ttl),
+                                     most), replay_mib, timeout, snapshot_every)
 
 
 class Module:
@@ -264,10 +275,12 @@ class Module:
             raise wrong("x", f"[batch, length, {self.layout.width}]", taken.shape)
         training = keep if training is None else training
         rows, bits = self._rows(shape, kv_lengths, mask, positions, cu_seqlens)
+        for word, value in (("offset", offset), ("sequences_before", sequences_before)):
+            _checks.integer(word, value, 0, (1 << 64) - 1)
         rows += wire.number(6, sequences_before * shape[1]) + wire.number(9, sequences_before)
         second = None if memory is None else self._array("memory", memory)
         rows += self._memory_rows(shape, second, memory_lengths, memory_cu_seqlens, cu_seqlens is not None)
-        header = (wire.message(3, rows) + wire.number(5, int(training)) + wire.fixed64(6, seed % (1 << 64))
+        header = (wire.message(3, rows) + wire.number(5, int(training)) + wire.fixed64(6, _seed(seed))
                   + wire.number(7, offset) + wire.number(13, int(makes_room)))
         if layers is not None:
             if not 0 <= layers[0] < layers[1] <= len(self.layout.layers):
@@ -290,6 +303,8 @@ class Module:
         FailedPrecondition where a step or put has changed the weights since the activations' forward.
         want_dx=False gives None. turn: of reserve_turn(); 0: none, and not with weight_gradients=False. out: receives dx,
         as forward's receives y."""
+        if not isinstance(activations, Activations):
+            raise wrong_type("activations", "what forward(x, keep=True) gives beside y", activations)
         if activations.weights not in (None, self._changes):
             raise FailedPrecondition("activations: expected those of a forward with the present weights, got ones from "
                                      "before a step or put; call forward again")
@@ -343,9 +358,13 @@ class Module:
         """
         count = max([0, *self.registration.groups]) + 1
         given = list(rates) if lr is None else [GroupRates(lr, weight_decay)] * count
-        groups = b"".join(wire.message(4, wire.float64(1, rate.lr) + wire.float64(2, rate.weight_decay)) for rate in given)
-        factor = b"" if multiplier == 1 else wire.some_float64(5, multiplier)
-        return self._step(groups + factor + wire.float64(6, max_norm) + wire.number(7, int(skip_unless_finite)), timeout)
+        if not all(isinstance(rate, GroupRates) for rate in given):
+            raise wrong_type("rates", "an attnd.modules.GroupRates of each group", given[0])
+        groups = b"".join(wire.message(4, wire.float64(1, _rate("lr", rate.lr))
+                                       + wire.float64(2, _rate("weight_decay", rate.weight_decay))) for rate in given)
+        factor = b"" if multiplier == 1 else wire.some_float64(5, _rate("multiplier", multiplier))
+        limits = wire.float64(6, _rate("max_norm", max_norm)) + wire.number(7, int(skip_unless_finite))
+        return self._step(groups + factor + limits, timeout)
 
     def step_parameters(self, values: Sequence[StepValues], parameters: Sequence[ParameterStep], *,
                         timeout: Optional[float] = None) -> StepResult:
@@ -397,6 +416,8 @@ class Module:
         """Returns what the library takes, and the arrays that it reads."""
         made, keep = [], []
         for kind, tensors in kinds.items():
+            if not isinstance(tensors, Mapping):
+                raise wrong_type("tensors", "arrays by their parameters' names", tensors)
             for name, value in tensors.items():
                 taken = _arrays.take(name, value)
                 bits = np.ascontiguousarray(taken.bits)
@@ -547,6 +568,18 @@ def _starts(name: str, value: ArrayLike, total: int) -> List[int]:
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != total or sorted(starts) != starts:
         raise wrong(name, f"numbers from 0 to {total}, never falling", starts)
     return starts
+
+
+def _rate(field: str, value: Any) -> float:
+    found = _checks.number(field, value, None)
+    if found is None:
+        raise wrong_type(field, "a finite number", value)
+    return found
+
+
+def _seed(value: Any) -> int:
+    """Any integer of 64 bits, with a sign or without."""
+    return _checks.integer("seed", value, -(1 << 63), (1 << 64) - 1) % (1 << 64)
 
 
 def _tensor(kind: str, name: str, array: Array, element: int) -> _native.ModuleTensor:

@@ -31,6 +31,7 @@ def tensor_of(array: Any, element: str, to: torch.dtype, device: torch.device) -
     return cast(send(made, device), to)
 
 
+@torch.inference_mode(False)
 def own(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
 

@@ -203,7 +203,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 continue
             entry: Dict[str, Any] = {names[kind]: tensors[found[1]] for kind, tensors in held[id(found[0])].items()
                                      if found[1] in tensors and kind in names}
-            state[number] = entry if is_sgd else {"step": torch.tensor(float(step)), **entry}
+            with torch.inference_mode(False):
+                state[number] = entry if is_sgd else {"step": torch.tensor(float(step)), **entry}
             for word, tensor in state[number].items():
                 self._copies.add(f"{word} of {found[1]}", tensor)
         made = {**packed, "state": dict(sorted(state.items()))}

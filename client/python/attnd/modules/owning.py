@@ -17,7 +17,7 @@ from .module import Module
 from .numbers import own
 from .parameters import GradientState, RemoteParameter, stack_of
 
-__all__ = ["Owning", "become", "optimizers", "replaced", "take_new"]
+__all__ = ["Owning", "become", "optimizers", "refuse_lent", "replaced", "take_new"]
 
 # Parameters that offload could not change in place (weak references hold them), and where their stacks have them.
 replaced: Any = torch.utils.weak.WeakIdKeyDictionary()
@@ -167,6 +167,15 @@ def take_new(parameters: Iterable[Any]) -> None:
     for stack in list(_stacks):
         if stack.is_remote and any(id(parameter) in plain for parameter in stack.parameters()):
             stack.refresh()
+
+
+def refuse_lent(models: Iterable[nn.Module]) -> None:
+    """Refuses models with parameters that attnd.torch.local_weights has lent: nothing tells whose those are."""
+    parameters = {id(parameter) for model in models for parameter in model.parameters()}
+    for stack in list(_stacks):
+        if stack._local and any(id(parameter) in parameters for parameter in stack.parameters()):
+            raise FailedPrecondition("local_gradients: expected a block that is not in one of local_weights: in that one "
+                                     "attnd.torch.fetch(p.grad) gives the numbers of a gradient")
 
 
 def _held(tensors: Iterable[nn.Parameter]) -> List[nn.Parameter]:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ..errors import FailedPrecondition, Unimplemented, wrong
 
-__all__ = ["GradientState", "RemoteGradient", "RemoteNumbers", "RemoteParameter", "asked_by", "refuse_memory",
-           "stack_of"]
+__all__ = ["GradientState", "RemoteGradient", "RemoteNumbers", "RemoteParameter", "asked_by", "refuse_conversion",
+           "refuse_memory", "stack_of"]
 
 RemoteStack = Any  # stack.RemoteStack
 
@@ -26,6 +26,7 @@ _HARMLESS = frozenset("""
     is_signed is_conj is_neg is_inference is_same_size get_device data_ptr __hash__ __repr__
     __str__ __format__ __len__ __dir__ requires_grad_ is_pinned is_shared is_set_to has_names dim_order is_distributed
     is_tensor is_storage result_type can_cast has_torch_function _is_view
+    _has_compatible_shallow_copy_type
 """.split())
 _READ_PROPERTIES = frozenset("""
     shape dtype device layout requires_grad is_leaf grad_fn ndim itemsize nbytes is_meta is_cuda is_cpu is_sparse
@@ -114,6 +115,10 @@ class _Numbers:
                 return getattr(torch, name[:-len("_like")])(tuple(self.shape), *arguments[1:], **keywords)
             if name == "__eq__" and len(arguments) > 1 and self is arguments[1]:
                 return True  # of lists and dicts
+            if isinstance(self, RemoteParameter) and _is_moved(name, how, arguments, keywords):
+                return self  # wherever it was moved, as RemoteStack._apply has it
+            if name in ("view_as", "expand_as") and len(arguments) > 1 and self is arguments[1]:
+                refuse_hook(name)  # who asks for its node in autograd's graph, as register_multi_grad_hook
         _refuse(_first(_Numbers, arguments, keywords), f"{name} = ..." if how == "set" else name)
 
     def as_subclass(self, cls: Any) -> NoReturn:
@@ -122,6 +127,34 @@ class _Numbers:
 
     def set_(self, *_: Any, **__: Any) -> NoReturn:
         _refuse(self, "set_")
+
+
+def _is_moved(name: str, how: str, arguments: Sequence[Any], keywords: Optional[Dict[str, Any]]) -> bool:
+    """Whether a module outside of the stack, which has layers of it, moves or converts its parameters."""
+    if name == "data" and how == "set":
+        return arguments[1] is arguments[0]
+    if how or name not in _CONVERSIONS:
+        return False
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not nn.Module._apply.__code__:
+        is_inside = frame.f_globals.get("__name__") in (__name__, nn.Module.__module__)
+        frame = frame.f_back if is_inside else None
+    if frame is None:
+        return False
+    like = torch.empty(0, dtype=arguments[0].dtype, device="cpu")
+    if getattr(like, name)(*arguments[1:], **(keywords or {})).dtype != like.dtype:
+        refuse_conversion()
+    return True
+
+
+def refuse_conversion() -> NoReturn:
+    raise Unimplemented("to: parameters on a daemon are float32 there, and keep their type here; convert the model before "
+                        "attnd.torch.offload, whose precision= is the arithmetic's", field="dtype")
+
+
+def refuse_hook(what: str) -> NoReturn:
+    raise Unimplemented(f"{what}: hooks of a parameter on a daemon do not run; offload(..., optimizer=\"local\") brings "
+                        "gradients here", field="hook")
 
 
 def _touched(self: Any) -> None:
@@ -196,8 +229,7 @@ class RemoteParameter(_Numbers, nn.Parameter):
         return f"RemoteParameter({found[1] if found else 'of a stack that is gone'}, shape={tuple(self.shape)})"
 
     def register_hook(self, hook: Any) -> NoReturn:
-        raise Unimplemented("register_hook: hooks of a parameter on a daemon do not run; offload(..., optimizer=\"local\") "
-                            "brings gradients here", field="hook")
+        refuse_hook("register_hook")
 
     register_post_accumulate_grad_hook = register_hook
 
@@ -261,6 +293,9 @@ class GradientState:
         self.factor, self.is_zero = 1.0, True
 
 
+_CONVERSIONS = {"to", "cpu", "cuda", "float", "half", "bfloat16", "double", "type"}  # a tensor of that type is itself
+
+
 class RemoteGradient(Tensor):
     """A gradient on a daemon."""
 
@@ -271,9 +306,12 @@ class RemoteGradient(Tensor):
     __hash__ = Tensor.__hash__
 
     @staticmethod
-    def of(stack: RemoteStack, name: str, state: GradientState, shape: Sequence[int]) -> RemoteGradient:
+    def of(stack: RemoteStack, name: str, state: GradientState, shape: Sequence[int], like: Optional[Tensor] = None
+           ) -> RemoteGradient:
+        """like: an ordinary parameter, whose gradient it can be."""
         make: Any = Tensor._make_wrapper_subclass
-        made: RemoteGradient = make(RemoteGradient, tuple(shape), dtype=torch.float32, device=stack.device)
+        made: RemoteGradient = make(RemoteGradient, tuple(shape), dtype=torch.float32 if like is None else like.dtype,
+                                    device=stack.device if like is None else like.device)
         refuse_memory(made, "grad: expected attnd.torch.fetch(p.grad) where C++ reads or writes the numbers of a gradient "
                             "on a daemon")
         made._stack, made._name, made._state = stack, name, state
@@ -327,6 +365,12 @@ class RemoteGradient(Tensor):
         if isinstance(first, RemoteGradient):
             if (name == "data" and how == "get") or name in ("detach", "detach_", "__get__"):
                 return first
+            if name == "data" and how == "set" and arguments[1] is first:
+                return None
+            if name in _CONVERSIONS:
+                made = function(torch.empty(0, dtype=first.dtype, device=first.device), *arguments[1:], **(keywords or {}))
+                if (made.dtype, made.device) == (first.dtype, first.device):
+                    return first
             if operation is not None and not how:
                 return operation([first], arguments[1:], keywords or {}, True)
         elif isinstance(first, (list, tuple)) and operation is not None and name.startswith("_"):

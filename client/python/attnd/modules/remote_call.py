@@ -17,6 +17,9 @@ from .numbers import bits_of, tensor_of
 
 __all__ = ["LayerCall", "Part", "Run", "make_anchor", "uncompiled"]
 
+_autograd: Any = torch._C._autograd
+_keeps_graph: Any = getattr(_autograd, "_get_current_graph_task_keep_graph", lambda: True)  # of the backward under way
+
 RemoteStack = Any  # stack.RemoteStack
 Pending = Any  # chain.Pending
 Turn = Any  # micro_batches.Turn
@@ -85,8 +88,8 @@ class Run:
         stack.meet()
         if self.module is not stack.module:
             raise FailedPrecondition("backward: expected the module of its forward, got one that was registered since: a "
-                                     "call between them needed more rows, or another mask; give offload max_rows for the "
-                                     "longest call, or call backward before it")
+                                     "call between them needed more rows, or no causal mask: give offload max_rows for the "
+                                     "longest call, make the first call without a causal mask, or call backward before")
         local = not stack._options.server_optimizer
         trained = not stack.in_module().isdisjoint(stack.names_of(self.layers)) and (local or stack.wants_gradients())
         if not local and trained:
@@ -148,13 +151,19 @@ class Part:
     first one gives the run's.
     """
 
-    __slots__ = ("stack", "layers", "pending", "run", "begins", "ends", "needs_grad", "wants_dx")
+    __slots__ = ("stack", "layers", "pending", "run", "begins", "ends", "needs_grad", "wants_dx", "is_freed")
 
     def __init__(self, stack: RemoteStack, layers: Tuple[int, int]) -> None:
         self.stack, self.layers = stack, layers
         self.pending: Any = lambda: None  # weak reference
         self.run: Optional[Run] = None
         self.begins = self.ends = self.needs_grad = self.wants_dx = False
+        self.is_freed = False  # a backward without retain_graph has been
+
+    def nothing(self) -> Tuple[Any, ...]:
+        """No gradient came: none of the layers gets one, not even 0."""
+        local = not self.stack._options.server_optimizer
+        return (None,) * (4 + (len(self.stack.names_of(self.layers)) if local else 0))
 
     def backward(self, dy: Tensor) -> Tuple[Any, ...]:
         if self.run is None:
@@ -182,6 +191,7 @@ class LayerCall(torch.autograd.Function):
     def forward(ctx: Any, pending: Pending, anchor: Optional[Tensor], x: Tensor, memory: Optional[Tensor],
                 *tensors: Tensor) -> Tensor:
         part = ctx.part = pending.part
+        ctx.set_materialize_grads(part.stack.ranks is not None)  # whose ranks do as many backwards each
         part.needs_grad = pending.chain.grad_enabled and any(ctx.needs_input_grad)
         part.wants_dx = any(ctx.needs_input_grad[2:4])
         if pending.is_now:
@@ -201,12 +211,17 @@ class LayerCall(torch.autograd.Function):
                             field="forward_ad")
 
 
-def _backward(part: Part, dy: Tensor) -> Tuple[Any, ...]:
+def _backward(part: Part, dy: Optional[Tensor]) -> Tuple[Any, ...]:
     if torch.is_grad_enabled():
         raise Unimplemented("create_graph: expected False: layers on a daemon have no second derivatives (nor have "
                             "autograd's hessian, hvp, jvp); leave it out, or keep these layers here", field="create_graph")
-    if torch._C._dispatch_keys(dy).has("Batched"):
+    if dy is not None and torch._C._dispatch_keys(dy).has("Batched"):
         raise Unimplemented("backward: expected one gradient of the output at a time, got several at once "
                             "(is_grads_batched=True, vectorize=True): call it in a loop", field="transform")
+    if part.is_freed:
+        raise RuntimeError("Trying to backward through the graph a second time: expected retain_graph=True in the first "
+                           "backward through these layers, which ended their graph")
     with part.stack._lock:
-        return part.backward(dy)
+        made = part.nothing() if dy is None else part.backward(dy)
+    part.is_freed = not _keeps_graph()
+    return made

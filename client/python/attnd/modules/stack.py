@@ -31,7 +31,7 @@ from .micro_batches import Line
 from .module import AdamW, GradientNorms, Module, Registration, SGD, StepValues
 from .numbers import digest, host, own
 from .owning import Owning, optimizers
-from .parameters import GradientState, RemoteParameter, stack_of
+from .parameters import GradientState, RemoteParameter, refuse_conversion, stack_of
 from .parts import Parts
 from .remote_call import make_anchor, uncompiled
 from .replicas import ReplicaModule, Replicas
@@ -133,6 +133,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
         self.owned: Dict[str, Tuple[Any, str]] = {}  # owner of each parameter that has one
         self._local = False  # under attnd.torch.local_weights
         self._sent: Dict[str, int] = {}  # with "local", digests of what the server has
+        self._causal: Set[bool] = set()  # how they have been called
         self.device = torch.device("cpu")  # of the last backward
         # ---- The optimizer's.
         self._owners: Dict[str, Any] = {}  # weak references to the RemoteOptimizers of parameters
@@ -224,8 +225,7 @@ class RemoteStack(Stepping, Owning, nn.Module):
             return torch_module._apply(fn, recurse)
         for dtype in {tensor.dtype for tensor in self._tensors().values()}:
             if fn(torch.empty(0, dtype=dtype)).dtype != dtype:
-                raise Unimplemented("to: parameters on a daemon are float32 there, and keep their type here; convert the "
-                                    "model before attnd.torch.offload, whose precision= is the arithmetic's", field="dtype")
+                refuse_conversion()
         for module in [module for module in self.modules() if module is not self]:
             remote = {name: p for name, p in module._parameters.items() if isinstance(p, RemoteParameter)}
             module._parameters.update(dict.fromkeys(remote))
@@ -391,13 +391,12 @@ class RemoteStack(Stepping, Owning, nn.Module):
         if old is not None:
             self._refuse_other_module()
         layout = layout_of(self._layers(), variant, options.element)
-        moments: Dict[str, Dict[str, Tensor]] = {}
         weights = self._weights
         if old is not None:
             if old.micro_batches:
-                raise FailedPrecondition("offload: this call needs another module (more rows, another mask, frozen "
-                                         "parameters or dropout), and gradients since the last step would be lost: give "
-                                         "offload max_rows, or change this between step and backward")
+                raise FailedPrecondition("offload: this call needs another module (more rows, frozen parameters, dropout, "
+                                         "no causal mask), and gradients since the last step would be lost: give offload "
+                                         "max_rows, change this between step and backward, or begin without a causal mask")
             if options.server_optimizer:
                 weights = self.weights()
         moments = self.moments()

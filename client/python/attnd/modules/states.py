@@ -65,7 +65,8 @@ class _Fill:
             if weight is None:
                 weight = stack.weights([found[1]])[found[1]]
             assert tensor is not None
-            state_dict[key] = weight.to(tensor.dtype, copy=True)
+            with torch.inference_mode(False):
+                state_dict[key] = weight.to(tensor.dtype, copy=True)
             stack.copies.add(found[1], state_dict[key])
 
 

@@ -255,6 +255,7 @@ class Stepping:
             pass  # what the daemon has is lost, or another's
         self._unsure = None
 
+    @torch.inference_mode(False)  # what it gives is everybody's
     def moments(self) -> Dict[str, Dict[str, Tensor]]:
         """By kind and name, of parameters that have been stepped."""
         with self._lock:
@@ -353,8 +354,8 @@ class Stepping:
         """The norm of the gradient that the daemon has."""
         order = float(order)
         if order not in (1.0, 2.0, math.inf):
-            raise Unimplemented(f"norm: expected order 1, 2 or inf for a gradient on a daemon, got {order}",
-                                field="norm_type")
+            raise Unimplemented(f"norm: expected order 1, 2 or inf for a gradient on a daemon, got {order}: any other under "
+                                "`with attnd.torch.local_gradients(model):`", field="norm_type")
         with self._lock:
             wants_all = order != 2
             if self._norms is None or (wants_all and not self._has_all_norms):
@@ -452,6 +453,7 @@ class Stepping:
         state = self._grads.get(name)
         return state is not None and state.is_lost
 
+    @torch.inference_mode(False)
     def _numbers(self, names: Sequence[str]) -> Dict[str, Tensor]:
         """Gradients as they are here, of what the daemon has and how that was multiplied."""
         if not names:
