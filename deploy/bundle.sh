@@ -62,6 +62,6 @@ for file in "$output"/attnd "$output"/attnctl "$output"/lib/* "$output"/client/l
     esac
   done
 done
-size_mb=$(du -sm --apparent-size "$output" | cut -f1)  # whatever the blocks of the file system
+size_mb=$(du -sm "$output" | cut -f1)
 [ "$size_mb" -le $limit_mb ] || { echo "bundle.sh: $size_mb MB, more than $limit_mb" >&2; exit 1; }
 echo "$output: $(ls "$output/lib" | wc -l) libraries, $size_mb MB"

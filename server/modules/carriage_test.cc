@@ -99,15 +99,22 @@ TEST_F(CarriageTest, StreamsWaitForTheCallAndForItsReply) {
     EXPECT_TRUE(carriage_.Admit(Placed()).ok());
     LandAll();
     EXPECT_TRUE(carriage_.AwaitLanded(Patient()).ok());
-    carriage_.Leave(std::make_shared<ChunkQueue>(
-        std::vector<ChunkQueue::Tensor>{{kY, memory_.data(), kBytes, nullptr}}));
+    carriage_.Leave(std::make_shared<ChunkQueue>(std::vector<ChunkQueue::Tensor>{
+        {kX, memory_.data(), kBytes, nullptr}, {kY, memory_.data(), kBytes, nullptr}}));
   });
   EXPECT_TRUE(carriage_.AwaitAdmitted(Patient()).ok());
   carriage_.BroughtAll(absl::OkStatus());
   const auto chunks = carriage_.AwaitLeaving(Patient());
   call.join();
   ASSERT_TRUE(chunks.ok());
-  EXPECT_TRUE((*chunks)->Next().has_value());
+  size_t bytes = 0;
+  int count = 0;
+  while (std::optional<grpc::ByteBuffer> chunk = (*chunks)->Next()) {
+    bytes += chunk->Length();
+    ++count;
+  }
+  EXPECT_EQ(count, 6);  // of x and y
+  EXPECT_GT(bytes, 2 * kBytes);
 }
 
 TEST_F(CarriageTest, EndsStreamsWithTheCall) {

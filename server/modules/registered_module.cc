@@ -165,10 +165,8 @@ absl::Status RegisteredModule::CheckChange(uint64_t sequence) const {
 }
 
 absl::Status RegisteredModule::CheckMicroBatch(uint64_t micro_batch) const {
-  absl::MutexLock lock(&mutex_);
-  const bool is_limited = micro_batch > ledger_.micro_batches() && early_places_ != nullptr;
-  if (!is_limited || early_places_->HasRoom(record_.caller)) return absl::OkStatus();
-  return MicroBatchEarly(micro_batch, ledger_.micro_batches());
+  const bool has_room = early_places_ == nullptr || early_places_->HasRoom(record_.caller);
+  return has_room ? absl::OkStatus() : CheckIsNext(micro_batch);
 }
 
 absl::Status RegisteredModule::CheckIsNext(uint64_t micro_batch) const {

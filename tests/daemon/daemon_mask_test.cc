@@ -135,7 +135,7 @@ Beside SmallCallsBeside(Daemon& daemon, const Slow& slow) {
 }
 
 // A few of the hundreds that take place; on the thread that receives calls there would be one.
-constexpr int64_t kUndelayed = 5;
+constexpr int64_t kUndelayed = 20;
 
 TEST(DaemonMask, ASlowMaskOfAUnaryCallDelaysNobodyElse) {
   Daemon daemon(MakeCpuBackend({.threads = 1}));

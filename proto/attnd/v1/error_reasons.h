@@ -255,8 +255,7 @@ inline constexpr ErrorReason kErrorReasons[] = {
      "Another dy, rows, layers, seed or offset came under this number before.",
      "Give each micro-batch of a step a number of its own."},
     {"UNAVAILABLE", reason::kMicroBatchEarly,
-     "As many micro-batches as may wait for an earlier one wait already, or the tensors of this "
-     "one would take the second half of the memory that its caller may hold.",
+     "Others have to be added before it, and as many wait as may, or hold half of the memory.",
      "Send the earlier one, and wait as RetryInfo says (attnd's clients do)."},
     {"FAILED_PRECONDITION", reason::kSumFailed,
      "The GPUs of the replicas' daemons could not exchange gradients, or not in time; gradients "
