@@ -272,19 +272,23 @@ void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) 
   }
 }
 
-// Adds products in wide tiles. Of gradients the thread that brings tiles of 192 columns, whose
-// registers go to those that sum, spills what it looks up for a part.
+// Adds products in wide tiles, and in those of half the rows. Of gradients the thread that brings
+// tiles of 192 columns, whose registers go to those that sum, spills what it looks up for a part.
 void AddWideProducts(ElementType element, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kProductRowsRows, KernelKind::kProductRowsDepth,
                           KernelKind::kProductDepthDepth}) {
-    rows.push_back({.architecture = Architecture::kSm90,
-                    .kind = kind,
-                    .element = element,
-                    .wide = true,
-                    .stays = true,
-                    .tile = {0, 0, 0, 1},
-                    .reason = "layers of many rows",
-                    .spill_bytes = kind == KernelKind::kProductDepthDepth ? 96 : 0});
+    for (bool small : {false, true}) {
+      if (small && kind == KernelKind::kProductDepthDepth) continue;
+      rows.push_back({.architecture = Architecture::kSm90,
+                      .kind = kind,
+                      .element = element,
+                      .small = small,
+                      .wide = true,
+                      .stays = true,
+                      .tile = {0, 0, 0, 1},
+                      .reason = small ? "layers of few rows" : "layers of many rows",
+                      .spill_bytes = kind == KernelKind::kProductDepthDepth ? 96 : 0});
+    }
   }
 }
 
@@ -532,7 +536,7 @@ std::string NameOf(const KernelRow& row) {
   if (row.element == ElementType::kFloat32) {
     name += row.architecture == Architecture::kSm70 ? "_f16x3" : "_tf32x3";
   }
-  if (row.head_dim == 0) return name + (row.small ? "_small" : row.wide ? "_wide" : "");
+  if (row.head_dim == 0) return name + (row.small ? "_small" : "") + (row.wide ? "_wide" : "");
   name += "_d" + std::to_string(row.head_dim);
   if (row.kind == KernelKind::kForwardDropoutBits) return name;
   if (row.kind == KernelKind::kQueryGradient) return name + (row.ordered ? "" : "_atomic");

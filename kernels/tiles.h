@@ -74,7 +74,7 @@ struct KernelRow {
   bool listed = false;   // else: a positive scale with a mask, or without
   bool small = false;    // of listed ones: a block has 32 rows and lists of its own; of products:
                          // small tiles (kernels/dense/product_params.h)
-  bool wide = false;     // of products: wide tiles, by tensor maps
+  bool wide = false;     // of products: wide tiles, by tensor maps; small ones too
   bool dropout = false;
   bool dropout_ahead = false;  // kForwardDropoutBits or kDropoutBits decides
   bool stays = false;          // its blocks, tile.blocks_per_sm each SM, take many tiles

@@ -58,14 +58,22 @@ struct GradientCut {
   int32_t tile_columns, whole_tiles, item_blocks;
 };
 
+// When a product of a launch in tiles of kShortProductRows may add to a C that others of the launch
+// write too: each warp of a tile once its word is `own`, and makes it `next`.
+struct AddTurn {
+  int32_t* words;  // kWideProductWarps a tile, zero before and after; null: nobody else writes C
+  int32_t own, next;
+};
+
 // A product in wide tiles: 16-bit numbers, and the maps of A and B as they lie. A box has
 // kWideProductStep columns of the memory: of the depth, or of C's rows (columns); and as many rows
 // of it as a tile has rows (columns), or kWideProductStep of the depth.
-// A launch makes some products that do not depend on each other, of one depth, described one after
-// the other; all gradients of a launch have tiles of one size.
+// A launch makes some products of one depth, described one after the other, that depend on each
+// other by AddTurns alone; all have tiles of one size.
 struct WideProductDesc {
   ProductDesc product;
   TensorMap a, b;
+  AddTurn turn;     // not with kProductAddBlocks
   GradientCut cut;  // with kProductAddBlocks
   int32_t items;    // tiles, or items of a gradient
   int32_t* claims;  // with kProductAddBlocks: a word of the launch, zero before and after
@@ -78,6 +86,8 @@ inline constexpr int32_t kProductTile = 128, kSmallProductTile = 64;
 inline constexpr int32_t kWideProductRows = 128, kWideProductColumns = 128,
                          kNarrowGradientColumns = 128, kWideGradientColumns = 192,
                          kWideProductStep = 64;
+// Rows of a wide tile where a multiprocessor has at most one, and the warps that compute a tile.
+inline constexpr int32_t kShortProductRows = 64, kWideProductWarps = 4;
 // Words of ProductDesc.turns that a wide tile of gradients has at most.
 inline constexpr int32_t kWideGradientTurns = 16;
 // Depth of what it holds in shared memory at a time, of numbers of so many bytes.

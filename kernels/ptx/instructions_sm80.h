@@ -20,6 +20,11 @@ ATTN_PTX void WaitForLaunchBefore() { asm volatile("griddepcontrol.wait;" ::: "m
 // Lets the next launch's blocks start where this one's have ended.
 ATTN_PTX void LaunchNext() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+// The line of 128 bytes into the L2, before it is loaded.
+ATTN_PTX void PrefetchLine(const void* line) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(line) : "memory");
+}
+
 // ---- Conversions, to nearest even, the first in the low half.
 ATTN_PTX uint32_t PackHalves(float low, float high) {
   uint32_t word;

@@ -69,10 +69,6 @@ ATTN_PTX void LoadInBulk(void* to, const void* from, int bytes, uint64_t* barrie
       "l"(from), "r"(bytes), "r"(SharedAddress(barrier))
       : "memory");
 }
-// The line of 128 bytes into the L2, before it is loaded.
-ATTN_PTX void PrefetchLine(const void* line) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(line) : "memory");
-}
 // The box into the L2, before it is loaded.
 ATTN_PTX void PrefetchBox(const TensorMap* map, int column, int row, int head, int batch) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0,{%1,%2,%3,%4}];" ::"l"(map),

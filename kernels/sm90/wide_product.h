@@ -1,8 +1,11 @@
-// WideProductKernel: C = A·B of 16-bit numbers, A by rows, in tiles of 128 × 128
-// (kernels/dense/product_params.h), to the bits of sm80's ProductKernel: the tensor cores of both
-// add one chain of sixteens. One warpgroup brings: a thread loads kStages steps of the depth by
-// tensor maps. Two compute, each a tile of its own, in turns: while one's products run, the other's
-// numbers leave, and pass through a curve where the product has one. A block stays for many tiles.
+// WideProductKernel: C = A·B of 16-bit numbers, A by rows, in tiles of 128 × 128, or of 64 × 128
+// where those leave multiprocessors idle (kernels/dense/product_params.h), to the bits of sm80's
+// ProductKernel: the tensor cores of both add one chain of sixteens. One warpgroup brings: a thread
+// loads kStages steps of the depth by tensor maps. Two compute, each a tile of its own, in turns:
+// while one's products run, the other's numbers leave, and pass through a curve where the product
+// has one. A block stays for many tiles. Products of a launch that add to one C, in tiles of 64
+// rows, wait for each other, tile by tile and warp by warp: for a tile of a lower number, whose
+// block has begun before.
 // Errors: none. Source: PTX ISA 8.8, "Asynchronous Warpgroup Level Matrix Instructions".
 #pragma once
 
@@ -12,11 +15,12 @@
 
 namespace attnd::sm90 {
 
-template <class Math, bool kBByDepth>
+template <class Math, bool kBByDepth, int kTileRows = kWideProductRows>
 struct WideProductKernel {
-  static constexpr int kGroups = 2, kGroupWarps = 4, kStages = 5;
+  static constexpr int kRows = kTileRows, kHalves = kRows / kGroupRows;
+  static constexpr bool kTakesTurns = kRows == kShortProductRows;
+  static constexpr int kGroups = 2, kGroupWarps = kWideProductWarps, kStages = kHalves > 1 ? 5 : 7;
   static constexpr int kThreads = kGroupThreads * (kGroups + 1);
-  static constexpr int kRows = kWideProductRows, kHalves = kRows / kGroupRows;
   static constexpr int kColumns = kWideProductColumns, kStep = kWideProductStep;
   static_assert(kStep == kPanelColumns);
   struct alignas(1024) Stage {
@@ -71,13 +75,30 @@ struct WideProductKernel {
     }
   };
 
+  // The tiles of a block: neighbours run at a time. Where they take turns none has a lower number
+  // than those of the blocks before.
+  struct Tiles {
+    int first, end, stride;
+    ATTN_HD Tiles(int count, ThreadIndex at) : first(at.block), end(count), stride(at.blocks) {
+      if constexpr (kTakesTurns) {
+        const auto begin_of = [&](int64_t block) {
+          return static_cast<int>(block * count / at.blocks);
+        };
+        first = begin_of(at.block);
+        end = begin_of(at.block + 1);
+        stride = 1;
+      }
+    }
+  };
+
   ATTN_HD static void Bring(const WideProductDesc* products, int count, ThreadIndex at,
                             Shared& shared) {
     const WideProductDesc* desc = nullptr;
     const int all_depth = products->product.depth;
+    const Tiles tiles(count, at);
     Place to;
 #pragma unroll 1
-    for (int tile = at.block; tile < count; tile += at.blocks) {
+    for (int tile = tiles.first; tile < tiles.end; tile += tiles.stride) {
       const WideItem item = WideItemOf(products, tile);
       if (item.desc != desc) {
         desc = item.desc;
@@ -129,11 +150,13 @@ struct WideProductKernel {
     const int lane = at.thread % kWarpLanes, warp = at.thread / kWarpLanes - kGroupWarps;
     const int steps = (products->product.depth + kStep - 1) / kStep;
     float* const biases = shared.biases[group];
+    const Tiles tiles(count, at);
     Place from;
     from.Advance(group * steps);
     uint32_t parity = group ^ 1;  // of the phase that this one's turn ends
 #pragma unroll 1
-    for (int tile = at.block + group * at.blocks; tile < count; tile += kGroups * at.blocks) {
+    for (int tile = tiles.first + group * tiles.stride; tile < tiles.end;
+         tile += kGroups * tiles.stride) {
       const WideItem item = WideItemOf(products, tile);
       const ProductDesc& p = item.desc->product;
       const ProductPlace place = ProductPlaceOf<kRows, kColumns>(p, item.number);
@@ -143,6 +166,7 @@ struct WideProductKernel {
       const ProductPlace first = {place.row + kStoredRows * (warp % kGroupWarps), place.column};
       const Leaving leaving(*item.desc, first, lane);
       const bool is_half = p.c_element == Math::kElement;
+      const AddTurn turn = kTakesTurns ? item.desc->turn : AddTurn{};
       Sums sums[kHalves];
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
@@ -175,10 +199,18 @@ struct WideProductKernel {
       if (steps > 0 && lane == 0) ptx::Arrive(&shared.empty[before]);
       from.Advance(steps);
       ptx::BarrierSync(group + 1, kGroupThreads);
+      int32_t* const word = turn.words + item.number * kGroupWarps + warp % kGroupWarps;
+      if (kTakesTurns && turn.own > 0) {
+        ptx::WaitForCount(reinterpret_cast<const uint32_t*>(word), turn.own);
+      }
       if (is_half) {
         StoreHalves(leaving, biases, lane, shared.out[warp], sums);
       } else {
         StoreAny(p, first, lane, shared.out[warp], sums);
+      }
+      if (kTakesTurns && turn.words != nullptr) {
+        ptx::SyncWarp();
+        if (lane == 0) ptx::StoreRelease(word, turn.next);
       }
     }
   }
@@ -195,9 +227,9 @@ struct WideProductKernel {
   // A row of the tile a thread.
   ATTN_HD static void PrefetchSlopes(const WideProductDesc& desc, const ProductPlace& place,
                                      int row) {
-    static_assert(kRows == kGroupThreads);
+    static_assert(kRows <= kGroupThreads);
     const ProductDesc& p = desc.product;
-    if (desc.product.curve.at == nullptr || place.row + row >= p.rows) return;
+    if (desc.product.curve.at == nullptr || row >= kRows || place.row + row >= p.rows) return;
     const char* const first = static_cast<const char*>(desc.product.curve.at) +
                               ((place.row + row) * p.c_stride + place.column) * Math::kBytes;
 #pragma unroll

@@ -128,7 +128,8 @@ std::string Sm80Expression(const KernelRow& row) {
           return absl::StrCat("GradientProductKernel<", math, ">");
         }
         return absl::StrCat("WideProductKernel<", math, ", ",
-                            row.kind == KernelKind::kProductRowsDepth ? "true" : "false", ">");
+                            row.kind == KernelKind::kProductRowsDepth ? "true" : "false",
+                            row.small ? ", attnd::kShortProductRows>" : ">");
       }
       return absl::StrCat("ProductKernel<", math,
                           ", attnd::", row.small ? "kSmallProductTile" : "kProductTile", ", ",

@@ -20,6 +20,13 @@
 #include "modules/arena.h"
 
 namespace attnd {
+namespace {
+
+// Products of a launch that add to one C have so many short tiles a multiprocessor at most: with
+// more of them launches of their own are as fast.
+constexpr int64_t kShortTilesInTurns = 2;
+
+}  // namespace
 
 CudaDevice::CudaDevice(cuda::CudaBackend& engine, HoldDeviceMemory hold, const Nccl* nccl)
     : engine_(engine), hold_(std::move(hold)), queue_(engine.device()) {
@@ -173,57 +180,81 @@ void CudaDevice::AddWaiting(const LayerKernel& kernel, const ProductGroup::Waiti
   const bool is_gradient = p.result == kProductAddBlocks;
   ProductGroup& group = is_gradient ? gradients_ : siblings_;
   if (is_gradient) {
-    LaunchGroup(siblings_);
+    LaunchSiblingsTouching(ReadBy(product.desc), WrittenBy(p));
     for (const ByteRange& written : WrittenBy(p)) {
       if (sums_.Writes(written)) LaunchSums();
     }
   } else {
     for (const ByteRange& written : WrittenBy(p)) LaunchTouching(written);
   }
-  if (!group.Takes(kernel, product) || tuning_.Of(kernel.kind, p).apart) LaunchGroup(group);
+  const int64_t most_short = kShortTilesInTurns * engine_.device().multiprocessors();
+  if (!group.Takes(kernel, product, most_short) || tuning_.Of(kernel.kind, p).apart)
+    LaunchGroup(group);
   group.Add(kernel, product);
 }
 
 void CudaDevice::LaunchGroup(ProductGroup& group) {
   if (group.empty()) return;
   const LayerKernel kernel = group.kernel();
-  if (!kernel.wide) return LaunchListed(kernel, group.Take());
-  std::vector<WideProductDesc> products;
-  std::vector<ProductDesc> plain;
-  double flops = 0;
-  int64_t items = 0;
-  for (const ProductGroup::Waiting& waiting : group.Take()) {
-    plain.push_back(waiting.desc.product);
-    products.push_back(WideDescOf(waiting.desc));
-    flops += waiting.flops;
-  }
+  const bool takes_turns = group.TakesTurns();
+  const std::vector<ProductGroup::Waiting> waiting = group.Take();
+  if (!kernel.wide) return LaunchListed(kernel, waiting);
   if (product_log_ != nullptr) {
     ProductLog::Group& logged = product_log_->groups.emplace_back();
-    for (const ProductDesc& p : plain) logged.keys.push_back(KeyOf(kernel.kind, p));
+    for (const ProductGroup::Waiting& of : waiting) {
+      logged.keys.push_back(KeyOf(kernel.kind, of.desc.product));
+    }
   }
   if (kernel.kind == KernelKind::kProductDepthDepth) {
-    const GradientItems of = ItemsOf(plain, engine_.device().multiprocessors(),
-                                     tuning_.Of(kernel.kind, plain[0]).gradient_columns);
-    if (product_log_ != nullptr) {
-      product_log_->groups.back().gradient_columns = of.products[0].cut.tile_columns;
-    }
-    int32_t* turns = queue_.turns() + 1;
-    for (size_t n = 0; n < products.size(); ++n) {
-      const GradientCut& cut = of.products[n].cut;
-      products[n].cut = cut;
-      products[n].items = static_cast<int32_t>(of.products[n].count);
-      products[n].claims = queue_.turns();
-      products[n].product.turns = turns;
-      turns += ProductTiles(plain[n], kWideProductRows, cut.tile_columns) * kWideGradientTurns;
-    }
+    LaunchGradients(kernel, waiting);
   } else {
-    const ProductTileSize tile = TileSizeOf(kernel);
-    for (WideProductDesc& of : products) {
-      of.items = static_cast<int32_t>(ProductTiles(of.product, tile.rows, tile.columns));
-    }
+    LaunchWide(kernel, waiting, takes_turns);
   }
-  for (const WideProductDesc& of : products) items += of.items;
+}
+
+void CudaDevice::LaunchGradients(const LayerKernel& kernel,
+                                 absl::Span<const ProductGroup::Waiting> waiting) {
+  std::vector<ProductDesc> plain;
+  for (const ProductGroup::Waiting& of : waiting) plain.push_back(of.desc.product);
+  const GradientItems of = ItemsOf(plain, engine_.device().multiprocessors(),
+                                   tuning_.Of(kernel.kind, plain[0]).gradient_columns);
+  if (product_log_ != nullptr) {
+    product_log_->groups.back().gradient_columns = of.products[0].cut.tile_columns;
+  }
+  std::vector<WideProductDesc> products;
+  double flops = 0;
+  int64_t items = 0;
+  int32_t* turns = queue_.turns() + 1;
+  for (size_t n = 0; n < waiting.size(); ++n) {
+    const GradientCut& cut = of.products[n].cut;
+    WideProductDesc& product = products.emplace_back(WideDescOf(waiting[n].desc, kWideProductRows));
+    product.cut = cut;
+    product.items = static_cast<int32_t>(of.products[n].count);
+    product.claims = queue_.turns();
+    product.product.turns = turns;
+    turns += ProductTiles(plain[n], kWideProductRows, cut.tile_columns) * kWideGradientTurns;
+    items += product.items;
+    flops += waiting[n].flops;
+  }
   queue_.AddList(kernel, absl::MakeConstSpan(products), items, flops / GainOf(kernel));
+}
+
+// In short tiles where a multiprocessor has one of these at most, or products take turns.
+void CudaDevice::LaunchWide(LayerKernel kernel, absl::Span<const ProductGroup::Waiting> waiting,
+                            bool takes_turns) {
+  int64_t short_tiles = 0, tiles = 0;
+  for (const ProductGroup::Waiting& of : waiting) short_tiles += ShortTilesOf(of.desc.product);
+  kernel.small = takes_turns || short_tiles <= engine_.device().multiprocessors();
+  std::vector<WideProductDesc> products;
+  double flops = 0;
+  for (const ProductGroup::Waiting& of : waiting) {
+    products.push_back(WideDescOf(of.desc, TileSizeOf(kernel).rows));
+    products.back().items = static_cast<int32_t>(TilesOf(kernel, of.desc.product));
+    tiles += products.back().items;
+    flops += of.flops;
+  }
+  GiveAddTurns(queue_.turns(), absl::MakeSpan(products));
+  queue_.AddList(kernel, absl::MakeConstSpan(products), tiles, flops / GainOf(kernel));
 }
 
 void CudaDevice::LaunchListed(const LayerKernel& kernel,
@@ -249,6 +280,15 @@ void CudaDevice::LaunchListed(const LayerKernel& kernel,
   std::memcpy(listed.data(), &list, sizeof(list));
   std::memcpy(listed.data() + sizeof(list), descs.data(), descs.size() * sizeof(ProductDesc));
   queue_.AddList(kernel, absl::MakeConstSpan(listed), blocks, flops / GainOf(kernel));
+}
+
+void CudaDevice::LaunchSiblingsTouching(absl::Span<const ByteRange> reads,
+                                        absl::Span<const ByteRange> writes) {
+  const bool writes_these = std::any_of(
+      reads.begin(), reads.end(), [this](const ByteRange& of) { return siblings_.Writes(of); });
+  const bool touches_these = std::any_of(
+      writes.begin(), writes.end(), [this](const ByteRange& of) { return siblings_.Touches(of); });
+  if (writes_these || touches_these) LaunchGroup(siblings_);
 }
 
 void CudaDevice::LaunchSums() {
@@ -316,12 +356,13 @@ TensorMap CudaDevice::MapOfOperand(const void* data, int64_t stride, bool by_dep
   box.head_bytes = box.entry_bytes = box.rows * box.row_bytes;
   return queue_.MapOf(box);
 }
-WideProductDesc CudaDevice::WideDescOf(const PlainProductDesc& desc) {
+WideProductDesc CudaDevice::WideDescOf(const PlainProductDesc& desc, int32_t tile_rows) {
   const ProductDesc& p = desc.product;
   return {
       p,
-      MapOfOperand(p.a, p.a_stride, desc.a_by_depth != 0, p.rows, p.depth, kWideProductRows),
+      MapOfOperand(p.a, p.a_stride, desc.a_by_depth != 0, p.rows, p.depth, tile_rows),
       MapOfOperand(p.b, p.b_stride, desc.b_by_depth != 0, p.columns, p.depth, kWideProductColumns),
+      {},
       {},
       0,
       nullptr};
@@ -397,11 +438,9 @@ void CudaDevice::AddSums(ColumnSumsDesc desc, double flops) {
     segment_->sums.emplace_back(desc, flops);
     return;
   }
-  LaunchGroup(siblings_);
-  for (const float* sums : {desc.sums, desc.weight_sums}) {
-    if (gradients_.Writes(ByteRange::At(sums, sums == nullptr ? 0 : int64_t{desc.columns} * 4))) {
-      LaunchGroup(gradients_);
-    }
+  LaunchSiblingsTouching(ReadBy(desc), WrittenBy(desc));
+  for (const ByteRange& written : WrittenBy(desc)) {
+    if (gradients_.Writes(written)) LaunchGroup(gradients_);
   }
   static_assert(kGradientBlockRows % kSumStretch == 0);
   static_assert(2 * kMaxParameterDimension / kSumColumns <= LaunchQueue::kTurns);

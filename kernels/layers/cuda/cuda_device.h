@@ -118,8 +118,15 @@ class CudaDevice final : public ModuleDevice {
   void AddWaiting(const LayerKernel& kernel, const ProductGroup::Waiting& product);
   void LaunchGroup(ProductGroup& group);
   void LaunchListed(const LayerKernel& kernel, absl::Span<const ProductGroup::Waiting> products);
+  void LaunchGradients(const LayerKernel& kernel, absl::Span<const ProductGroup::Waiting> waiting);
+  void LaunchWide(LayerKernel kernel, absl::Span<const ProductGroup::Waiting> waiting,
+                  bool takes_turns);
   void LaunchSums();
   void LaunchAll();  // that waits
+  // Launches products in wide tiles that a launch which reads and writes these bytes, and may wait
+  // itself, has to come after.
+  void LaunchSiblingsTouching(absl::Span<const ByteRange> reads,
+                              absl::Span<const ByteRange> writes);
   // Launches those gradients and sums that a launch which writes these bytes has to come after.
   void LaunchTouching(const ByteRange& written);
   // Launches what a launch that writes these bytes, and is no product in wide tiles, has to come
@@ -133,7 +140,7 @@ class CudaDevice final : public ModuleDevice {
   LayerKernel KernelOf(const PlainProductDesc& desc, ElementType operand);
   TensorMap MapOfOperand(const void* data, int64_t stride, bool by_depth, int32_t size,
                          int32_t depth, int32_t tile);
-  WideProductDesc WideDescOf(const PlainProductDesc& desc);
+  WideProductDesc WideDescOf(const PlainProductDesc& desc, int32_t tile_rows);
   void AddSums(ColumnSumsDesc desc, double flops);
   cuda::DevicePart PartAt(const std::byte* begin, int64_t bytes) const;
 

@@ -15,14 +15,15 @@ constexpr int64_t kConstantAlignment = 64;
 // A multiprocessor without its tensor cores, and with most of its time spent on memory.
 constexpr double kPlainShare = 1.0 / 32;
 // Kernels that are enqueued together: enough that the events around them cost little, and few
-// enough that the GPU does not wait for the host to have added them.
-constexpr size_t kSliceSteps = 24;
+// enough that the GPU does not wait for the host to have added them. The first slice has
+// kFirstSteps, and each twice those of the one before.
+constexpr size_t kSliceSteps = 24, kFirstSteps = 3;
 
 bool Always() { return true; }
 
 }  // namespace
 
-LaunchQueue::LaunchQueue(cuda::KernelDevice& device) : device_(device) {
+LaunchQueue::LaunchQueue(cuda::KernelDevice& device) : device_(device), slice_steps_(kFirstSteps) {
   for (const KernelRow& row : device.rows()) {
     if (row.kind >= KernelKind::kDenseNumbers) rows_.push_back(row);
   }
@@ -91,7 +92,7 @@ void LaunchQueue::AddSteps(absl::Span<const cuda::KernelStep> steps, double seco
   }
   slice_.insert(slice_.end(), steps.begin(), steps.end());
   slice_seconds_ += seconds;
-  if (slice_.size() >= kSliceSteps) status_.Update(Send());
+  if (slice_.size() >= slice_steps_) status_.Update(Send());
 }
 
 absl::Status LaunchQueue::Begin() {
@@ -112,6 +113,7 @@ absl::Status LaunchQueue::Begin() {
 absl::Status LaunchQueue::Send() {
   const std::vector<cuda::KernelStep> slice = std::exchange(slice_, {});
   slice_seconds_ = 0;
+  slice_steps_ = std::min(2 * slice_steps_, kSliceSteps);
   if (!status_.ok()) return absl::OkStatus();
   RETURN_IF_ERROR(Begin());
   const int64_t begin = std::exchange(sent_constants_, constants_end());
@@ -140,6 +142,7 @@ absl::Status LaunchQueue::FlushAnd(absl::Span<const cuda::HostCopy> downloads) {
   has_run_ = false;
   slice_.clear();
   slice_seconds_ = 0;
+  slice_steps_ = kFirstSteps;
   constants_.clear();
   sent_constants_ = 0;
   status_ = absl::OkStatus();

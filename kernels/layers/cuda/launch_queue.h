@@ -112,6 +112,7 @@ class LaunchQueue {
   int64_t sent_constants_ = 0;  // so many bytes of them are on the device
   std::vector<cuda::KernelStep> slice_;
   double slice_seconds_ = 0;
+  size_t slice_steps_;   // with so many it is sent
   absl::Status status_;  // of a launch within Add, of MapOf
   cuda::DeviceTimes times_;
 };

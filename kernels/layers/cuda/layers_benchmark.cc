@@ -5,9 +5,10 @@
 // one's begin, so gaps count with the kernel before them). Each stack runs op by op, in segments by
 // their bounds and as a search has found (both: without that), in turns, and the hashes are
 // compared. Before that it says what the search chose, and (search) how near that is to the best of
-// all schemes.
-// Usage: layers_benchmark [--fusion=off|bound|both|measured|search] [float16|bfloat16]
-//            [DROPOUT/256] [FILE prefix of traces]
+// all schemes. With --encoder instead encoder layers of 16,384 rows: ms of one layer of four, as
+// computing alone takes, without transfers.
+// Usage: layers_benchmark [--fusion=off|bound|both|measured|search] [--encoder]
+//            [float16|bfloat16] [DROPOUT/256] [FILE prefix of traces]
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -121,6 +122,7 @@ struct Model {
   ModuleLayout (*layers)(const LayerSizes& sizes);
   LayerSizes sizes;
   int64_t batch, length;
+  bool of_a_layer = false;  // without transfers; else the whole stack with them
 };
 
 std::shared_ptr<const ModuleDescription> DescriptionOf(ModuleLayout layout) {
@@ -131,10 +133,12 @@ std::shared_ptr<const ModuleDescription> DescriptionOf(ModuleLayout layout) {
 
 class Case {
  public:
-  Case(cuda::CudaBackend& backend, ModuleEngine& engine, ModuleLayout layout, int64_t batch,
-       int64_t length)
-      : backend_(backend), random_(1), module_(DescriptionOf(std::move(layout))) {
-    rows_ = {.batch = batch, .length = length};
+  Case(cuda::CudaBackend& backend, ModuleEngine& engine, const Model& model)
+      : backend_(backend),
+        random_(1),
+        module_(DescriptionOf(model.layers(model.sizes))),
+        model_(model) {
+    rows_ = {.batch = model.batch, .length = model.length};
     const ModuleLimits limits{.max_rows = rows_.rows(), .kept_rows = rows_.rows()};
     const EnginePlan plan = Value(engine.Plan(*module_, limits, int64_t{1} << 36));
     instance_ = Value(engine.Make(module_, limits, plan));
@@ -173,11 +177,13 @@ class Case {
     if (round == 0) figures.hashes = {HashOf(y_), HashOf(dx_), HashOf(FirstWeight())};
     for (int n = 0; n < 3 && round >= kWarmRounds; ++n) figures.ms[n].push_back(times[n]);
   }
-  void Print(const char* name, const char* fusion, Figures figures) const {
+  void Print(const char* fusion, Figures figures) const {
     for (std::vector<double>& of : figures.ms) std::sort(of.begin(), of.end());
-    std::printf("%-10s %3ld x %5ld  %-5s  forward %8.3f  backward %8.3f  step %7.3f", name,
-                static_cast<long>(rows_.batch), static_cast<long>(rows_.length), fusion,
-                figures.ms[0][kRounds / 2], figures.ms[1][kRounds / 2], figures.ms[2][kRounds / 2]);
+    std::printf("%-10s %4ld %2ld %3ld x %5ld  %-5s  forward %8.3f  backward %8.3f  step %7.3f",
+                model_.name, static_cast<long>(model_.sizes.width),
+                static_cast<long>(model_.sizes.heads), static_cast<long>(rows_.batch),
+                static_cast<long>(rows_.length), fusion, figures.ms[0][kRounds / 2],
+                figures.ms[1][kRounds / 2], figures.ms[2][kRounds / 2]);
     std::printf("  bits %08x %08x %08x\n", figures.hashes[0], figures.hashes[1], figures.hashes[2]);
     std::fflush(stdout);
   }
@@ -188,8 +194,10 @@ class Case {
  private:
   std::array<double, 3> RunOnce(Timeline* timeline, const std::string& name,
                                 const std::string& trace) {
+    TransferSeconds transfers;
     const auto measure = [&](const char* what, const auto& body) {
       if (timeline != nullptr) timeline->Begin();
+      transfers = {};
       const auto start = std::chrono::steady_clock::now();
       body();
       const std::chrono::duration<double, std::milli> spent =
@@ -199,7 +207,9 @@ class Case {
         timeline->Print(what,
                         trace + name + "_" + std::to_string(rows_.rows()) + "_" + what + ".json");
       }
-      return spent.count();
+      if (!model_.of_a_layer) return spent.count();
+      return (spent.count() - 1e3 * (transfers.upload + transfers.download)) /
+             static_cast<double>(model_.sizes.layers);
     };
     std::array<double, 3> times;
     ActivationId kept = 0;
@@ -208,10 +218,16 @@ class Case {
                                        .dropout = {.is_training = true, .seed = 1},
                                        .x = x_,
                                        .keep = true,
-                                       .y = absl::MakeSpan(y_)}));
+                                       .y = absl::MakeSpan(y_),
+                                       .transfers = &transfers}));
     });
     times[1] = measure("backward", [&] {
-      CHECK(instance_->Backward({.activation = kept, .dy = dy_, .dx = absl::MakeSpan(dx_)}).ok());
+      CHECK(instance_
+                ->Backward({.activation = kept,
+                            .dy = dy_,
+                            .dx = absl::MakeSpan(dx_),
+                            .transfers = &transfers})
+                .ok());
     });
     instance_->DropActivation(kept);
     const GroupRates rates[] = {{.learning_rate = 1e-5, .weight_decay = 0.01}};
@@ -229,6 +245,7 @@ class Case {
   cuda::CudaBackend& backend_;
   Random random_;
   const std::shared_ptr<const ModuleDescription> module_;
+  const Model model_;
   std::unique_ptr<ModuleInstance> instance_;
   CallRows rows_;
   std::vector<std::byte> x_, dy_, y_, dx_;
@@ -395,10 +412,7 @@ class Runner {
           way.fusion == Fusion::kMeasured ? SearchOnGpu(backend_, cache_) : nullptr;
       engines.push_back(MakeCudaModuleEngine(
           backend_, {.cut = CutsOnGpu(way.fusion, backend_.info()), .search = search}));
-      const auto make = [&] {
-        return std::make_unique<Case>(backend_, *engines.back(), model.layers(model.sizes),
-                                      model.batch, model.length);
-      };
+      const auto make = [&] { return std::make_unique<Case>(backend_, *engines.back(), model); };
       if (search != nullptr) PrintSearch(model, *search, make);
       cases.push_back(make());
     }
@@ -407,7 +421,7 @@ class Runner {
       for (size_t n = 0; n < cases.size(); ++n) cases[n]->RunRound(round, figures[n]);
     }
     for (size_t n = 0; n < cases.size(); ++n) {
-      cases[n]->Print(model.name, ways_[n].name, figures[n]);
+      cases[n]->Print(ways_[n].name, figures[n]);
       if (!trace_.empty()) {
         cases[n]->Trace(std::string(model.name) + "_" + ways_[n].name, timeline_, trace_);
       }
@@ -455,6 +469,8 @@ int Main(int argc, char** argv) {
     with_all = of == "search";
     --argc, ++argv;
   }
+  const bool is_encoder = argc > 1 && std::string(argv[1]) == "--encoder";
+  if (is_encoder) --argc, ++argv;
   const bool is_bfloat = argc > 1 && std::string(argv[1]) == "bfloat16";
   const auto dropout = static_cast<uint32_t>(argc > 2 ? std::atoi(argv[2]) : 0);
   const std::string trace = argc > 3 ? argv[3] : "";
@@ -475,11 +491,21 @@ int Main(int argc, char** argv) {
                       .dropout = dropout,
                       .element = is_bfloat ? ElementType::kBFloat16 : ElementType::kFloat16};
   };
-  const Model models[] = {{"bert-base", &BertLayers, sizes(12, 768, 12, 12, 3072), 1, 512},
-                          {"bert-base", &BertLayers, sizes(12, 768, 12, 12, 3072), 8, 512},
-                          {"bert-base", &BertLayers, sizes(12, 768, 12, 12, 3072), 32, 512},
-                          {"gpt2", &GptLayers, sizes(12, 768, 12, 12, 3072), 16, 1024},
-                          {"llama-1b", &LlamaLayers, sizes(16, 2048, 32, 8, 8192), 1, 4096}};
+  std::vector<Model> models = {{"bert-base", &BertLayers, sizes(12, 768, 12, 12, 3072), 1, 512},
+                               {"bert-base", &BertLayers, sizes(12, 768, 12, 12, 3072), 8, 512},
+                               {"bert-base", &BertLayers, sizes(12, 768, 12, 12, 3072), 32, 512},
+                               {"gpt2", &GptLayers, sizes(12, 768, 12, 12, 3072), 16, 1024},
+                               {"llama-1b", &LlamaLayers, sizes(16, 2048, 32, 8, 8192), 1, 4096}};
+  if (is_encoder) {
+    models.clear();
+    constexpr int64_t kWidths[][2] = {{768, 12}, {1024, 16}, {2048, 32}, {2048, 16}};
+    for (const auto& [width, heads] : kWidths) {
+      for (int64_t length : {512, 2048, 4096}) {
+        models.push_back({"encoder", &BertLayers, sizes(4, width, heads, heads, 4 * width),
+                          16384 / length, length, true});
+      }
+    }
+  }
   std::printf("%s, %s, dropout %u/256, ms\n", backend.info().device.c_str(),
               is_bfloat ? "bfloat16" : "float16", dropout);
   Runner runner(backend, std::move(ways), with_all, timeline, trace);

@@ -94,7 +94,8 @@ ProductTileSize TileSizeOf(const LayerKernel& kernel) {
   if (kernel.kind == KernelKind::kDenseProduct) return {kPlainTile, kPlainTile};
   if (kernel.wide) {
     const bool is_gradient = kernel.kind == KernelKind::kProductDepthDepth;
-    return {kWideProductRows, is_gradient ? kNarrowGradientColumns : kWideProductColumns};
+    return {kernel.small ? kShortProductRows : kWideProductRows,
+            is_gradient ? kNarrowGradientColumns : kWideProductColumns};
   }
   const int32_t size = kernel.small ? kSmallProductTile : kProductTile;
   return {size, size};

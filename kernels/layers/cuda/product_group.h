@@ -1,6 +1,6 @@
 // ProductGroup: products in wide tiles that wait for each other and become one launch: at the end
-// of each launch of its own many multiprocessors would be idle. Any order gives the same bits.
-// Not thread-safe.
+// of each launch of its own many multiprocessors would be idle. Any order gives the same bits, but
+// for products that add to one C: these take turns, tile by tile. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -8,14 +8,23 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "kernels/dense/dense_params.h"
 #include "kernels/layers/cuda/launch_queue.h"
 #include "kernels/layers/cuda/touched_bytes.h"
 
 namespace attnd {
 
+// Tiles of C.
+int64_t TilesOf(const LayerKernel& kernel, const ProductDesc& p);
+int64_t ShortTilesOf(const ProductDesc& p);
 // The bytes of C, and of the values of its curve.
 std::array<ByteRange, 2> WrittenBy(const ProductDesc& p);
+// Those of A, B, the bias and what a curve's slope is taken at. What is added to is not among them.
+std::array<ByteRange, 4> ReadBy(const PlainProductDesc& desc);
+
+// Of a launch those that add to a C which others before them write take turns, by these words.
+void GiveAddTurns(int32_t* words, absl::Span<WideProductDesc> products);
 
 class ProductGroup {
  public:
@@ -26,9 +35,13 @@ class ProductGroup {
 
   // Whether it may join those that wait: it has their kernel and depth, does not read or write what
   // one of them writes or write what one reads, and all together are no more than a launch takes.
-  bool Takes(const LayerKernel& kernel, const Waiting& product) const;
+  // It may add to a C that others write, as a whole, while all have no more short tiles than
+  // `most_short`.
+  bool Takes(const LayerKernel& kernel, const Waiting& product, int64_t most_short) const;
   // After Takes.
   void Add(const LayerKernel& kernel, const Waiting& product);
+  // Whether one adds to a C that others write: all go in short tiles.
+  bool TakesTurns() const { return takes_turns_; }
   // Whether one of them reads or writes some of these bytes.
   bool Touches(const ByteRange& range) const { return touched_.AreTouched(range); }
   bool Writes(const ByteRange& range) const { return touched_.AreWritten(range); }
@@ -39,11 +52,14 @@ class ProductGroup {
   std::vector<Waiting> Take();
 
  private:
+  bool AddsToOneOfThem(const ProductDesc& p) const;
+
   LayerKernel kernel_ = KernelKind::kDenseProduct;
   std::vector<Waiting> products_;
   TouchedBytes touched_;
   double flops_ = 0;
-  int64_t tiles_ = 0;
+  int64_t tiles_ = 0, short_tiles_ = 0;
+  bool takes_turns_ = false;
 };
 
 }  // namespace attnd

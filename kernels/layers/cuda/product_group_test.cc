@@ -14,6 +14,7 @@ LayerKernel WideOf(KernelKind kind, ElementType element = ElementType::kFloat16)
   kernel.wide = true;
   return kernel;
 }
+constexpr int64_t kMostShort = 4;
 const LayerKernel kStores = WideOf(KernelKind::kProductRowsRows),
                   kGradient = WideOf(KernelKind::kProductDepthDepth);
 
@@ -84,6 +85,34 @@ TEST(ProductGroup, TakesWhatDoesNotDependOnOthersAndFitsIntoTheirLaunch) {
       {"more than a launch has", false,
        [](Waiting& of) { of.flops = GainOf(kStores) * kLaunchFlops; }},
       {"writes the same", false, [&](Waiting& of) { of.desc.product.c = of_first.c; }},
+      {"adds to the same", true,
+       [&](Waiting& of) {
+         of.desc.product.c = of_first.c;
+         of.desc.product.result = kProductAdd;
+       }},
+      {"adds to what it has not", true, [](Waiting& of) { of.desc.product.result = kProductAdd; }},
+      {"adds to a part of the same", false,
+       [&](Waiting& of) {
+         of.desc.product.c = of_first.c;
+         of.desc.product.rows = 64;
+         of.desc.product.result = kProductAdd;
+       }},
+      {"adds in other rows of the same", false,
+       [&](Waiting& of) {
+         of.desc.product.c = static_cast<char*>(of_first.c) + 64 * 2;
+         of.desc.product.result = kProductAdd;
+       }},
+      {"adds to what it reads", false,
+       [&](Waiting& of) {
+         of.desc.product.c = of_first.c;
+         of.desc.product.a = of_first.c;
+         of.desc.product.result = kProductAdd;
+       }},
+      {"adds to what the first reads", false,
+       [&](Waiting& of) {
+         of.desc.product.c = const_cast<void*>(of_first.a);
+         of.desc.product.result = kProductAdd;
+       }},
       {"reads the last number that is written", false,
        [&](Waiting& of) {
          of.desc.product.a = static_cast<const char*>(of_first.c) + 128 * 64 * 2 - 1;
@@ -111,12 +140,60 @@ TEST(ProductGroup, TakesWhatDoesNotDependOnOthersAndFitsIntoTheirLaunch) {
   };
   for (const Case& c : cases) {
     ProductGroup group;
-    ASSERT_TRUE(group.Takes(kStores, first));
+    ASSERT_TRUE(group.Takes(kStores, first, kMostShort));
     group.Add(kStores, first);
     ProductGroup::Waiting second = ProductAt(2);
     c.change(second);
-    EXPECT_EQ(group.Takes(c.kernel, second), c.takes) << c.name;
+    EXPECT_EQ(group.Takes(c.kernel, second, kMostShort), c.takes) << c.name;
   }
+}
+
+WideProductDesc WideAt(uint64_t place, int32_t items) {
+  WideProductDesc desc = {.product = ProductAt(place).desc.product};
+  desc.items = items;
+  return desc;
+}
+
+TEST(ProductGroup, ThoseThatAddToOneTensorTakeTurns) {
+  std::vector<WideProductDesc> products = {WideAt(1, 3), WideAt(2, 5), WideAt(1, 3),
+                                           WideAt(2, 5), WideAt(1, 3), WideAt(3, 2)};
+  for (size_t n = 2; n < products.size(); ++n) products[n].product.result = kProductAdd;
+  int32_t words[8 * kWideProductWarps];
+  GiveAddTurns(words, absl::MakeSpan(products));
+  struct Turn {
+    int32_t* words;
+    int32_t own, next;
+  };
+  int32_t* const second = words + 3 * kWideProductWarps;
+  const Turn expected[] = {{words, 0, 1},  {second, 0, 1}, {words, 1, 2},
+                           {second, 1, 0}, {words, 2, 0},  {nullptr, 0, 0}};
+  for (size_t n = 0; n < products.size(); ++n) {
+    const AddTurn& turn = products[n].turn;
+    EXPECT_EQ(turn.words, expected[n].words) << n;
+    EXPECT_EQ(turn.own, expected[n].own) << n;
+    EXPECT_EQ(turn.next, expected[n].next) << n;
+  }
+}
+
+TEST(ProductGroup, ThoseThatAddToOneTensorHaveSoManyShortTilesAtMost) {
+  const ProductGroup::Waiting first = ProductAt(1), other = ProductAt(2);  // two tiles each
+  ProductGroup::Waiting adds = ProductAt(3);
+  adds.desc.product.c = first.desc.product.c;
+  adds.desc.product.result = kProductAdd;
+  ProductGroup group;
+  group.Add(kStores, first);
+  EXPECT_FALSE(group.Takes(kStores, adds, 3));
+  EXPECT_TRUE(group.Takes(kStores, other, 3));
+  ASSERT_TRUE(group.Takes(kStores, adds, 4));
+  EXPECT_FALSE(group.TakesTurns());
+  group.Add(kStores, adds);
+  EXPECT_TRUE(group.TakesTurns());
+  EXPECT_FALSE(group.Takes(kStores, other, 4));
+  EXPECT_TRUE(group.Takes(kStores, other, 6));
+  group.Take();
+  EXPECT_FALSE(group.TakesTurns());
+  group.Add(kStores, first);
+  EXPECT_TRUE(group.Takes(kStores, other, 3));
 }
 
 TEST(ProductGroup, GradientsHaveTurnsForAllTiles) {
@@ -128,21 +205,21 @@ TEST(ProductGroup, GradientsHaveTurnsForAllTiles) {
   large.desc.product.b = At(uint64_t{1} << 41);
   group.Add(kGradient, large);
   ProductGroup::Waiting next = GradientAt(2);  // two tiles
-  EXPECT_TRUE(group.Takes(kGradient, next));
+  EXPECT_TRUE(group.Takes(kGradient, next, kMostShort));
   group.Add(kGradient, next);
-  EXPECT_FALSE(group.Takes(kGradient, GradientAt(3)));
+  EXPECT_FALSE(group.Takes(kGradient, GradientAt(3), kMostShort));
   EXPECT_EQ(group.Take().size(), 2u);
   EXPECT_TRUE(group.empty());
-  EXPECT_TRUE(group.Takes(kGradient, GradientAt(3)));
+  EXPECT_TRUE(group.Takes(kGradient, GradientAt(3), kMostShort));
 }
 
 TEST(ProductGroup, HasSoManyProductsAtMost) {
   ProductGroup group;
   for (size_t n = 0; n < kMostLaunchedTogether; ++n) {
-    ASSERT_TRUE(group.Takes(kStores, ProductAt(n + 1))) << n;
+    ASSERT_TRUE(group.Takes(kStores, ProductAt(n + 1), kMostShort)) << n;
     group.Add(kStores, ProductAt(n + 1));
   }
-  EXPECT_FALSE(group.Takes(kStores, ProductAt(kMostLaunchedTogether + 1)));
+  EXPECT_FALSE(group.Takes(kStores, ProductAt(kMostLaunchedTogether + 1), kMostShort));
 }
 
 TEST(ProductGroup, KnowsWhatItTouches) {

@@ -1,7 +1,5 @@
 #include "kernels/layers/cuda/sum_group.h"
 
-#include <array>
-
 #include "base/check.h"
 #include "kernels/layers/cuda/dense_tensors.h"
 
@@ -13,29 +11,30 @@ constexpr int64_t kFloatBytes = 4;
 ByteRange RangeOf(const void* data, int64_t bytes) {
   return data == nullptr ? ByteRange{} : ByteRange::At(data, bytes);
 }
-std::array<ByteRange, 3> ReadsOf(const ColumnSumsDesc& d) {
-  const int64_t numbers = d.rows * d.columns;
-  return {RangeOf(d.in.data, numbers * CodeBytes(d.in.element)),
-          RangeOf(d.x.data, numbers * CodeBytes(d.x.element)),
-          RangeOf(d.statistics, d.rows * static_cast<int64_t>(sizeof(DenseStatistics)))};
-}
-std::array<ByteRange, 2> WritesOf(const ColumnSumsDesc& d) {
-  return {RangeOf(d.sums, d.columns * kFloatBytes),
-          RangeOf(d.weight_sums, d.columns * kFloatBytes)};
+}  // namespace
+
+std::array<ByteRange, 3> ReadBy(const ColumnSumsDesc& sums) {
+  const int64_t numbers = sums.rows * sums.columns;
+  return {RangeOf(sums.in.data, numbers * CodeBytes(sums.in.element)),
+          RangeOf(sums.x.data, numbers * CodeBytes(sums.x.element)),
+          RangeOf(sums.statistics, sums.rows * static_cast<int64_t>(sizeof(DenseStatistics)))};
 }
 
-}  // namespace
+std::array<ByteRange, 2> WrittenBy(const ColumnSumsDesc& sums) {
+  return {RangeOf(sums.sums, sums.columns * kFloatBytes),
+          RangeOf(sums.weight_sums, sums.columns * kFloatBytes)};
+}
 
 bool SumGroup::Takes(const ColumnSumsDesc& sums) const {
   return sums_.size() < kMostLaunchedTogether && turns_ + SumTurns(sums) <= LaunchQueue::kTurns &&
          (carries_ + SumCarries(sums)) * kFloatBytes <= LaunchQueue::kStagingBytes &&
-         !touched_.Meet(ReadsOf(sums), WritesOf(sums));
+         !touched_.Meet(ReadBy(sums), WrittenBy(sums));
 }
 
 void SumGroup::Add(const ColumnSumsDesc& sums, double flops) {
   DCHECK(Takes(sums));
   sums_.push_back(sums);
-  touched_.Add(ReadsOf(sums), WritesOf(sums));
+  touched_.Add(ReadBy(sums), WrittenBy(sums));
   flops_ += flops;
   turns_ += SumTurns(sums);
   carries_ += SumCarries(sums);

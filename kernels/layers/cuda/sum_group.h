@@ -2,6 +2,7 @@
 // of its own, so any order gives the same bits. Not thread-safe.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -11,6 +12,10 @@
 #include "kernels/layers/cuda/touched_bytes.h"
 
 namespace attnd {
+
+// The bytes of what is summed, of x and of statistics; of both sums.
+std::array<ByteRange, 3> ReadBy(const ColumnSumsDesc& sums);
+std::array<ByteRange, 2> WrittenBy(const ColumnSumsDesc& sums);
 
 class SumGroup {
  public:

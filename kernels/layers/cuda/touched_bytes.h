@@ -36,9 +36,8 @@ class TouchedBytes {
     writes_.clear();
   }
   bool AreWritten(const ByteRange& range) const { return Meets(writes_, range); }
-  bool AreTouched(const ByteRange& range) const {
-    return AreWritten(range) || Meets(reads_, range);
-  }
+  bool AreRead(const ByteRange& range) const { return Meets(reads_, range); }
+  bool AreTouched(const ByteRange& range) const { return AreWritten(range) || AreRead(range); }
   // Whether a launch that reads and writes these ranges has to stay behind one that is here.
   bool Meet(absl::Span<const ByteRange> reads, absl::Span<const ByteRange> writes) const {
     return std::any_of(reads.begin(), reads.end(),

@@ -15,6 +15,7 @@ namespace attnd::ptx {
 // Launches do not overlap here.
 inline void WaitForLaunchBefore() {}
 inline void LaunchNext() {}
+inline void PrefetchLine(const void*) {}
 
 namespace host {
 

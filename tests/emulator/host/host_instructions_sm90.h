@@ -132,7 +132,6 @@ inline void LoadInBulk(void* to, const void* from, int bytes, uint64_t* barrier,
                           static_cast<const char*>(from) + at, 16, where);
   }
 }
-inline void PrefetchLine(const void*) {}
 inline void PrefetchBox(const TensorMap*, int, int, int, int) {}
 inline void AddInBulk(float* to, const float* from, int bytes, ATTN_WHERE) {
   host::AddInBulk(to, from, bytes, where);
