@@ -127,8 +127,7 @@ void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
 }
 
 constexpr int kSmallRows = 32;
-// Adds rows for masks whose tiles are mostly empty inside. A block is one score warp and one output
-// warp.
+// Adds rows for masks whose tiles are mostly empty inside: a score warp and an output warp a block.
 void AddSmallForward(int head_dim, std::vector<KernelRow>& rows) {
   for (bool dropout : {false, true}) {
     const int blocks = head_dim > 64 ? 4 : head_dim > 32 ? 6 : 8;
@@ -161,8 +160,7 @@ void AddSmallBackward(int head_dim, std::vector<KernelRow>& rows) {
   }
 }
 
-// The tile that fits: 256 registers × 256 threads hold Q and O of 128 rows up to 128 wide, of 64
-// beyond.
+// The registers of 256 threads hold Q and O of 128 rows up to 128 wide, of 64 beyond.
 Tile ForwardTile(int head_dim) {
   return {head_dim > 128 ? 64 : 128, 32, head_dim, head_dim <= 64 ? 2 : 1};
 }
@@ -235,9 +233,8 @@ void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
                   .reason = "captured attention maps"});
 }
 
-// Adds the kernels of modules besides attention, the same code for every architecture. Blocks that
-// wait for memory together: Volta needs fewer. On Volta some of what norms and sums compute with
-// spills.
+// Adds the kernels of modules besides attention, the same code for every architecture. Volta needs
+// fewer blocks that wait for memory together, and some of what norms and sums compute with spills.
 void AddDense(int number_blocks, int chain_blocks, std::vector<KernelRow>& rows) {
   const auto add = [&rows](KernelKind kind, int blocks, int spill_bytes = 0) {
     rows.push_back({.kind = kind,
@@ -256,8 +253,7 @@ void AddDense(int number_blocks, int chain_blocks, std::vector<KernelRow>& rows)
   add(KernelKind::kDenseProduct, 2, 16);
 }
 
-// In float32 the state for the rare second run spills, and is loaded once a step at most; on sm_80
-// also what that run, unrolled, has in flight.
+// In float32 the state for the rare second run spills, on sm_80 also what that run has in flight.
 void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kProductRowsRows, KernelKind::kProductRowsDepth,
                           KernelKind::kProductDepthDepth}) {
@@ -272,8 +268,8 @@ void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) 
   }
 }
 
-// Adds products in wide tiles, and in those of half the rows. Of gradients the thread that brings
-// tiles of 192 columns, whose registers go to those that sum, spills what it looks up for a part.
+// Adds products in wide tiles, and in those of half the rows. Registers of gradients in tiles of
+// 192 columns go to the threads that sum: the one that brings spills.
 void AddWideProducts(ElementType element, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kProductRowsRows, KernelKind::kProductRowsDepth,
                           KernelKind::kProductDepthDepth}) {
@@ -450,8 +446,8 @@ Tile ForwardTileOfSm90(int head_dim) {
 }
 constexpr int kWidestOfSm90 = 128;
 
-// General scores keep a slope beside each score, which these registers have no room for. What is
-// spilled belongs to the warps that bring, which have 24 registers.
+// General scores keep a slope beside each score, for which registers have no room. Warps that bring
+// have 24 registers, and spill.
 void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
   for (Scores scores : {kLinear, kListed}) {
     for (bool dropout : {false, true}) {

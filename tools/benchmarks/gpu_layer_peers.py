@@ -1,8 +1,9 @@
-"""One encoder layer in the engine, forward and forward with backward, beside PyTorch's on the same GPU in the same run: eager
-(scores in memory), SDPA, and SDPA under torch.compile. 24 cells: widths 768 to 2048, heads of 64 and 128 columns, lengths 512 to
-4096, 16,384 tokens, float16, dropout 0 and 0.1 of attention and of both branches. PyTorch's times are medians by CUDA events over
-some calls in a row; attnd's are a fourth of a stack of four, without transfers. Rows stand in the order of attnd's speed over that
-of the faster of SDPA and torch.compile, losses first.
+"""One encoder layer in the engine, forward and forward with backward, beside PyTorch's on the same GPU in the same run.
+
+PyTorch runs eager (scores in memory), by SDPA, and by SDPA under torch.compile. 24 cells: widths 768 to 2048, heads of 64
+and 128 columns, lengths 512 to 4096, 16,384 tokens, float16, dropout 0 and 0.1 of attention and of both branches. PyTorch's
+times are medians by CUDA events over some calls in a row; attnd's are a fourth of a stack of four, without transfers. Rows
+stand in the order of attnd's speed over that of the faster of SDPA and torch.compile, losses first.
 
 Needs: torch with CUDA, and bazel build //kernels/layers/cuda:layers_benchmark.
 Run:   python3 tools/benchmarks/gpu_layer_peers.py [--dropouts 0 0.1] [--widths 768 ...] [--json F] [--benchmark PROGRAM]
@@ -104,7 +105,8 @@ def main():
         cells = engine_cells(args.benchmark, dropout)
         for width, heads in SIZES:
             for length in LENGTHS if width in args.widths else ():
-                row = {"width": width, "heads": heads, "length": length, "dropout": dropout, "attnd": cells[width, heads, length]}
+                row = {"width": width, "heads": heads, "length": length, "dropout": dropout,
+                       "attnd": cells[width, heads, length]}
                 for way in ("eager", "sdpa", "compile"):
                     row[way] = peer(width, heads, length, dropout, way)
                 rows.append(row)

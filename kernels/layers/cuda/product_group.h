@@ -23,7 +23,7 @@ std::array<ByteRange, 2> WrittenBy(const ProductDesc& p);
 // Those of A, B, the bias and what a curve's slope is taken at. What is added to is not among them.
 std::array<ByteRange, 4> ReadBy(const PlainProductDesc& desc);
 
-// Of a launch those that add to a C which others before them write take turns, by these words.
+// Products of a launch that add to a C which others before them write take turns, by these words.
 void GiveAddTurns(int32_t* words, absl::Span<WideProductDesc> products);
 
 class ProductGroup {
