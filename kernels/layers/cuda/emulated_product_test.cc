@@ -12,6 +12,7 @@
 #include "modules/arena.h"
 #include "tests/emulator/device/emulated_device.h"
 #include "tests/emulator/device/emulated_engine.h"
+#include "tests/layers/engine_fixture.h"
 #include "tests/layers/product_conformance.h"
 #include "tests/layers/reference_fixture.h"
 
