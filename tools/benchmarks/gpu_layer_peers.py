@@ -10,7 +10,6 @@ Run:   python3 tools/benchmarks/gpu_layer_peers.py [--dropouts 0 0.1] [--widths 
 """
 import argparse
 import json
-import math
 import re
 import statistics
 import subprocess
@@ -70,7 +69,7 @@ def median_ms(function, repeats=7, in_a_row=5):
 def peer(width, heads, length, dropout, way):
     """Returns ms of forward, and of forward with backward."""
     torch.manual_seed(0)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     layer = Layer(width, heads, dropout, way != "eager").cuda().half()
     run = torch.compile(layer, dynamic=False) if way == "compile" else layer
     x = torch.randn(TOKENS // length, length, width, device="cuda", dtype=torch.float16, requires_grad=True)
@@ -87,10 +86,6 @@ def engine_cells(program, dropout):
     for width, heads, _, length, forward, backward in LINE.findall(text):
         cells[int(width), int(heads), int(length)] = float(forward), float(forward) + float(backward)
     return cells
-
-
-def geomean(values):
-    return math.exp(statistics.fmean(math.log(value) for value in values))
 
 
 def main():
@@ -123,7 +118,7 @@ def main():
             print(f"  {row['width']:5} {row['heads']:3} {row['length']:5} {row['dropout']:4} | {times} | {speed(row):.2f} "
                   f"{row['eager'][n] / row['attnd'][n]:.2f}")
         over_eager = [row["eager"][n] / row["attnd"][n] for row in rows]
-        print(f"  geometric mean {geomean([speed(row) for row in rows]):.3f}, worst {min(map(speed, rows)):.2f}; "
+        print(f"  geometric mean {statistics.geometric_mean(map(speed, rows)):.3f}, worst {min(map(speed, rows)):.2f}; "
               f"over eager mean {statistics.fmean(over_eager):.2f}, worst {min(over_eager):.2f}")
 
 

@@ -16,7 +16,11 @@
 namespace attnd {
 
 CudaDevice::CudaDevice(cuda::CudaBackend& engine, HoldDeviceMemory hold, const Nccl* nccl)
-    : engine_(engine), hold_(std::move(hold)), queue_(engine.device()) {
+    : engine_(engine),
+      hold_(std::move(hold)),
+      queue_(engine.device()),
+      siblings_(engine.device().multiprocessors()),
+      gradients_(engine.device().multiprocessors()) {
   if (nccl == nullptr) return;
   replica_sums_ = std::make_unique<NcclSums>(
       *nccl, engine.device(), *this, hold_,

@@ -119,14 +119,9 @@ class CudaDevice final : public ModuleDevice {
   void LaunchGroup(ProductGroup& group);
   void LaunchListed(const LayerKernel& kernel, absl::Span<const ProductGroup::Waiting> products);
   void LaunchGradients(const LayerKernel& kernel, absl::Span<const ProductGroup::Waiting> waiting);
-  void LaunchWide(LayerKernel kernel, absl::Span<const ProductGroup::Waiting> waiting,
-                  bool takes_turns);
+  void LaunchWide(const LayerKernel& kernel, absl::Span<const ProductGroup::Waiting> waiting);
   void LaunchSums();
   void LaunchAll();  // that waits
-  // Launches products in wide tiles that a launch which reads and writes these bytes, and may wait
-  // itself, has to come after.
-  void LaunchSiblingsTouching(absl::Span<const ByteRange> reads,
-                              absl::Span<const ByteRange> writes);
   // Launches those gradients and sums that a launch which writes these bytes has to come after.
   void LaunchTouching(const ByteRange& written);
   // Launches what a launch that writes these bytes, and is no product in wide tiles, has to come

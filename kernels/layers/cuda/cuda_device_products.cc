@@ -12,13 +12,6 @@
 #include "kernels/layers/cuda/product_choice.h"
 
 namespace attnd {
-namespace {
-
-// Products of a launch that add to one C have so many short tiles a multiprocessor at most: with
-// more of them launches of their own are as fast.
-constexpr int64_t kShortTilesInTurns = 2;
-
-}  // namespace
 
 void CudaDevice::Pack(const WeightMatrix& matrix) {
   if (PackedBytes(matrix) == 0) return;
@@ -73,23 +66,21 @@ void CudaDevice::AddWaiting(const LayerKernel& kernel, const ProductGroup::Waiti
   const bool is_gradient = p.result == kProductAddBlocks;
   ProductGroup& group = is_gradient ? gradients_ : siblings_;
   if (is_gradient) {
-    LaunchSiblingsTouching(ReadBy(product.desc), WrittenBy(p));
+    if (siblings_.Meet(ReadBy(product.desc), WrittenBy(p))) LaunchGroup(siblings_);
     for (const ByteRange& written : WrittenBy(p)) {
       if (sums_.Writes(written)) LaunchSums();
     }
   } else {
     for (const ByteRange& written : WrittenBy(p)) LaunchTouching(written);
   }
-  const int64_t most_short = kShortTilesInTurns * engine_.device().multiprocessors();
-  if (!group.Takes(kernel, product, most_short) || tuning_.Of(kernel.kind, p).apart)
-    LaunchGroup(group);
+  if (!group.Takes(kernel, product) || tuning_.Of(kernel.kind, p).apart) LaunchGroup(group);
   group.Add(kernel, product);
 }
 
 void CudaDevice::LaunchGroup(ProductGroup& group) {
   if (group.empty()) return;
-  const LayerKernel kernel = group.kernel();
-  const bool takes_turns = group.TakesTurns();
+  LayerKernel kernel = group.kernel();
+  const bool are_short = group.AreShort();
   const std::vector<ProductGroup::Waiting> waiting = group.Take();
   if (!kernel.wide) return LaunchListed(kernel, waiting);
   if (product_log_ != nullptr) {
@@ -101,7 +92,8 @@ void CudaDevice::LaunchGroup(ProductGroup& group) {
   if (kernel.kind == KernelKind::kProductDepthDepth) {
     LaunchGradients(kernel, waiting);
   } else {
-    LaunchWide(kernel, waiting, takes_turns);
+    kernel.small = are_short;
+    LaunchWide(kernel, waiting);
   }
 }
 
@@ -132,14 +124,11 @@ void CudaDevice::LaunchGradients(const LayerKernel& kernel,
   queue_.AddList(kernel, absl::MakeConstSpan(products), items, flops / GainOf(kernel));
 }
 
-// In short tiles where a multiprocessor has one of these at most, or products take turns.
-void CudaDevice::LaunchWide(LayerKernel kernel, absl::Span<const ProductGroup::Waiting> waiting,
-                            bool takes_turns) {
-  int64_t short_tiles = 0, tiles = 0;
-  for (const ProductGroup::Waiting& of : waiting) short_tiles += ShortTilesOf(of.desc.product);
-  kernel.small = takes_turns || short_tiles <= engine_.device().multiprocessors();
+void CudaDevice::LaunchWide(const LayerKernel& kernel,
+                            absl::Span<const ProductGroup::Waiting> waiting) {
   std::vector<WideProductDesc> products;
   double flops = 0;
+  int64_t tiles = 0;
   for (const ProductGroup::Waiting& of : waiting) {
     products.push_back(WideDescOf(of.desc, TileSizeOf(kernel).rows));
     products.back().items = static_cast<int32_t>(TilesOf(kernel, of.desc.product));
@@ -173,15 +162,6 @@ void CudaDevice::LaunchListed(const LayerKernel& kernel,
   std::memcpy(listed.data(), &list, sizeof(list));
   std::memcpy(listed.data() + sizeof(list), descs.data(), descs.size() * sizeof(ProductDesc));
   queue_.AddList(kernel, absl::MakeConstSpan(listed), blocks, flops / GainOf(kernel));
-}
-
-void CudaDevice::LaunchSiblingsTouching(absl::Span<const ByteRange> reads,
-                                        absl::Span<const ByteRange> writes) {
-  const bool writes_these = std::any_of(
-      reads.begin(), reads.end(), [this](const ByteRange& of) { return siblings_.Writes(of); });
-  const bool touches_these = std::any_of(
-      writes.begin(), writes.end(), [this](const ByteRange& of) { return siblings_.Touches(of); });
-  if (writes_these || touches_these) LaunchGroup(siblings_);
 }
 
 void CudaDevice::LaunchSums() {
@@ -331,7 +311,7 @@ void CudaDevice::AddSums(ColumnSumsDesc desc, double flops) {
     segment_->sums.emplace_back(desc, flops);
     return;
   }
-  LaunchSiblingsTouching(ReadBy(desc), WrittenBy(desc));
+  if (siblings_.Meet(ReadBy(desc), WrittenBy(desc))) LaunchGroup(siblings_);
   for (const ByteRange& written : WrittenBy(desc)) {
     if (gradients_.Writes(written)) LaunchGroup(gradients_);
   }

@@ -20,6 +20,10 @@ ByteRange OperandOf(const void* data, int64_t stride, bool by_depth, int64_t siz
   return by_depth ? RangeOf(data, depth, stride, size, element)
                   : RangeOf(data, size, stride, depth, element);
 }
+int64_t ShortTilesOf(const ProductDesc& p) {
+  return ProductTiles(p, kShortProductRows, kWideProductColumns);
+}
+
 bool HaveOneC(const ProductDesc& p, const ProductDesc& q) {
   return p.c == q.c && p.c_stride == q.c_stride && p.rows == q.rows && p.columns == q.columns &&
          p.c_element == q.c_element;
@@ -48,12 +52,7 @@ std::array<ByteRange, 2> WrittenBy(const ProductDesc& p) {
   return {c, RangeOf(p.curve.value, p.rows, p.c_stride, p.columns, p.c_element)};
 }
 
-int64_t ShortTilesOf(const ProductDesc& p) {
-  return ProductTiles(p, kShortProductRows, kWideProductColumns);
-}
-
-bool ProductGroup::Takes(const LayerKernel& kernel, const Waiting& product,
-                         int64_t most_short) const {
+bool ProductGroup::Takes(const LayerKernel& kernel, const Waiting& product) const {
   if (products_.empty()) return true;
   if (products_.size() == kMostLaunchedTogether) return false;
   const ProductDesc& p = product.desc.product;
@@ -66,6 +65,7 @@ bool ProductGroup::Takes(const LayerKernel& kernel, const Waiting& product,
     return false;
   }
   const bool takes_turn = AddsToOneOfThem(p);
+  const int64_t most_short = kShortTilesInTurns * multiprocessors_;
   if ((takes_turn || takes_turns_) && short_tiles_ + ShortTilesOf(p) > most_short) return false;
   if (!takes_turn) return !touched_.Meet(ReadBy(product.desc), WrittenBy(p));
   return !touched_.Meet(ReadBy(product.desc), {}) && !touched_.AreRead(WrittenBy(p)[0]);
@@ -74,20 +74,19 @@ bool ProductGroup::Takes(const LayerKernel& kernel, const Waiting& product,
 // And writes nothing else that one of them writes.
 bool ProductGroup::AddsToOneOfThem(const ProductDesc& p) const {
   if (p.result != kProductAdd) return false;
+  const ByteRange own = WrittenBy(p)[0];
   bool adds = false;
   for (const Waiting& waiting : products_) {
-    const ProductDesc& of = waiting.desc.product;
-    const bool have_one_c = HaveOneC(of, p);
-    for (const ByteRange& written : WrittenBy(of)) {
-      const bool is_c = have_one_c && written.begin == reinterpret_cast<uint64_t>(p.c);
-      if (!is_c && written.Meets(WrittenBy(p)[0])) return false;
-    }
+    const auto& [c, value] = WrittenBy(waiting.desc.product);
+    const bool have_one_c = HaveOneC(waiting.desc.product, p);
+    if ((!have_one_c && c.Meets(own)) || value.Meets(own)) return false;
     adds |= have_one_c;
   }
   return adds;
 }
 
 void ProductGroup::Add(const LayerKernel& kernel, const Waiting& product) {
+  DCHECK(Takes(kernel, product));
   kernel_ = kernel;
   takes_turns_ |= AddsToOneOfThem(product.desc.product);
   products_.push_back(product);

@@ -17,7 +17,6 @@ namespace attnd {
 
 // Tiles of C.
 int64_t TilesOf(const LayerKernel& kernel, const ProductDesc& p);
-int64_t ShortTilesOf(const ProductDesc& p);
 // The bytes of C, and of the values of its curve.
 std::array<ByteRange, 2> WrittenBy(const ProductDesc& p);
 // Those of A, B, the bias and what a curve's slope is taken at. What is added to is not among them.
@@ -32,16 +31,25 @@ class ProductGroup {
     PlainProductDesc desc;
     double flops = 0;
   };
+  // With more of them launches of their own are as fast for products that add to one C.
+  static constexpr int64_t kShortTilesInTurns = 2;
+
+  explicit ProductGroup(int multiprocessors) : multiprocessors_(multiprocessors) {}
 
   // Whether it may join those that wait: it has their kernel and depth, does not read or write what
   // one of them writes or write what one reads, and all together are no more than a launch takes.
-  // It may add to a C that others write, as a whole, while all have no more short tiles than
-  // `most_short`.
-  bool Takes(const LayerKernel& kernel, const Waiting& product, int64_t most_short) const;
+  // It may add to a C that others write, as a whole, while all have no more than
+  // kShortTilesInTurns short tiles a multiprocessor.
+  bool Takes(const LayerKernel& kernel, const Waiting& product) const;
   // After Takes.
   void Add(const LayerKernel& kernel, const Waiting& product);
-  // Whether one adds to a C that others write: all go in short tiles.
-  bool TakesTurns() const { return takes_turns_; }
+  // Whether they go in short tiles: a multiprocessor has one of these at most, or one product adds
+  // to a C that others write.
+  bool AreShort() const { return takes_turns_ || short_tiles_ <= multiprocessors_; }
+  // Whether a launch that reads and writes these ranges has to stay behind them.
+  bool Meet(absl::Span<const ByteRange> reads, absl::Span<const ByteRange> writes) const {
+    return touched_.Meet(reads, writes);
+  }
   // Whether one of them reads or writes some of these bytes.
   bool Touches(const ByteRange& range) const { return touched_.AreTouched(range); }
   bool Writes(const ByteRange& range) const { return touched_.AreWritten(range); }
@@ -54,6 +62,7 @@ class ProductGroup {
  private:
   bool AddsToOneOfThem(const ProductDesc& p) const;
 
+  const int multiprocessors_;
   LayerKernel kernel_ = KernelKind::kDenseProduct;
   std::vector<Waiting> products_;
   TouchedBytes touched_;

@@ -14,7 +14,7 @@ LayerKernel WideOf(KernelKind kind, ElementType element = ElementType::kFloat16)
   kernel.wide = true;
   return kernel;
 }
-constexpr int64_t kMostShort = 4;
+constexpr int kMultiprocessors = 2;
 const LayerKernel kStores = WideOf(KernelKind::kProductRowsRows),
                   kGradient = WideOf(KernelKind::kProductDepthDepth);
 
@@ -139,12 +139,12 @@ TEST(ProductGroup, TakesWhatDoesNotDependOnOthersAndFitsIntoTheirLaunch) {
        }},
   };
   for (const Case& c : cases) {
-    ProductGroup group;
-    ASSERT_TRUE(group.Takes(kStores, first, kMostShort));
+    ProductGroup group(kMultiprocessors);
+    ASSERT_TRUE(group.Takes(kStores, first));
     group.Add(kStores, first);
     ProductGroup::Waiting second = ProductAt(2);
     c.change(second);
-    EXPECT_EQ(group.Takes(c.kernel, second, kMostShort), c.takes) << c.name;
+    EXPECT_EQ(group.Takes(c.kernel, second), c.takes) << c.name;
   }
 }
 
@@ -180,24 +180,31 @@ TEST(ProductGroup, ThoseThatAddToOneTensorHaveSoManyShortTilesAtMost) {
   ProductGroup::Waiting adds = ProductAt(3);
   adds.desc.product.c = first.desc.product.c;
   adds.desc.product.result = kProductAdd;
-  ProductGroup group;
-  group.Add(kStores, first);
-  EXPECT_FALSE(group.Takes(kStores, adds, 3));
-  EXPECT_TRUE(group.Takes(kStores, other, 3));
-  ASSERT_TRUE(group.Takes(kStores, adds, 4));
-  EXPECT_FALSE(group.TakesTurns());
-  group.Add(kStores, adds);
-  EXPECT_TRUE(group.TakesTurns());
-  EXPECT_FALSE(group.Takes(kStores, other, 4));
-  EXPECT_TRUE(group.Takes(kStores, other, 6));
-  group.Take();
-  EXPECT_FALSE(group.TakesTurns());
-  group.Add(kStores, first);
-  EXPECT_TRUE(group.Takes(kStores, other, 3));
+  ProductGroup one(1);
+  one.Add(kStores, first);
+  EXPECT_FALSE(one.Takes(kStores, adds));
+  EXPECT_TRUE(one.Takes(kStores, other));
+  EXPECT_FALSE(one.AreShort());
+  ProductGroup two(2);
+  two.Add(kStores, first);
+  EXPECT_TRUE(two.AreShort());
+  ASSERT_TRUE(two.Takes(kStores, adds));
+  two.Add(kStores, adds);
+  EXPECT_TRUE(two.AreShort());
+  EXPECT_FALSE(two.Takes(kStores, other));
+  two.Take();
+  two.Add(kStores, first);
+  EXPECT_TRUE(two.Takes(kStores, other));
+  two.Add(kStores, other);
+  EXPECT_FALSE(two.AreShort());
+  ProductGroup three(3);
+  three.Add(kStores, first);
+  three.Add(kStores, adds);
+  EXPECT_TRUE(three.Takes(kStores, other));
 }
 
 TEST(ProductGroup, GradientsHaveTurnsForAllTiles) {
-  ProductGroup group;
+  ProductGroup group(kMultiprocessors);
   ProductGroup::Waiting large = GradientAt(1);
   large.desc.product.rows = 128;
   large.desc.product.columns = 128 * static_cast<int32_t>(kMostGradientTiles - 2);
@@ -205,25 +212,25 @@ TEST(ProductGroup, GradientsHaveTurnsForAllTiles) {
   large.desc.product.b = At(uint64_t{1} << 41);
   group.Add(kGradient, large);
   ProductGroup::Waiting next = GradientAt(2);  // two tiles
-  EXPECT_TRUE(group.Takes(kGradient, next, kMostShort));
+  EXPECT_TRUE(group.Takes(kGradient, next));
   group.Add(kGradient, next);
-  EXPECT_FALSE(group.Takes(kGradient, GradientAt(3), kMostShort));
+  EXPECT_FALSE(group.Takes(kGradient, GradientAt(3)));
   EXPECT_EQ(group.Take().size(), 2u);
   EXPECT_TRUE(group.empty());
-  EXPECT_TRUE(group.Takes(kGradient, GradientAt(3), kMostShort));
+  EXPECT_TRUE(group.Takes(kGradient, GradientAt(3)));
 }
 
 TEST(ProductGroup, HasSoManyProductsAtMost) {
-  ProductGroup group;
+  ProductGroup group(kMultiprocessors);
   for (size_t n = 0; n < kMostLaunchedTogether; ++n) {
-    ASSERT_TRUE(group.Takes(kStores, ProductAt(n + 1), kMostShort)) << n;
+    ASSERT_TRUE(group.Takes(kStores, ProductAt(n + 1))) << n;
     group.Add(kStores, ProductAt(n + 1));
   }
-  EXPECT_FALSE(group.Takes(kStores, ProductAt(kMostLaunchedTogether + 1), kMostShort));
+  EXPECT_FALSE(group.Takes(kStores, ProductAt(kMostLaunchedTogether + 1)));
 }
 
 TEST(ProductGroup, KnowsWhatItTouches) {
-  ProductGroup group;
+  ProductGroup group(kMultiprocessors);
   const ProductGroup::Waiting gradient = GradientAt(1);
   const auto& p = gradient.desc.product;
   EXPECT_FALSE(group.Touches(ByteRange::At(p.a, 1)));
