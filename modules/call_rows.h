@@ -39,6 +39,9 @@ struct CallRows {
   }
   int64_t RowsOf(RowKind kind) const { return kind == RowKind::kInput ? rows() : memory_rows(); }
   std::vector<uint32_t> ResolvedPositions() const;  // [rows]
+  // Sequences first .. first + count of these as a call of their own. Of dense calls; its mask bits
+  // are those of the same sequences.
+  CallRows Sequences(int64_t first, int64_t count) const;
 };
 
 // Seed and number of the micro-batch of a call's dropout; in training alone there is any.

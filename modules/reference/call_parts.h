@@ -18,19 +18,10 @@ inline void Append(const Numbers& part, Numbers& all) {
 // Sequence b of a dense call, as a call of its own.
 inline ModuleInputs OneSequence(const ModuleInputs& all, const ModuleLayout& layout, int64_t b) {
   ModuleInputs one = all;
-  CallRows& rows = one.rows;
-  rows.batch = 1;
-  rows.first_sequence += b;
-  rows.first_row += b * rows.length;
-  if (!rows.kv_lengths.empty()) rows.kv_lengths = {all.rows.kv_lengths[b]};
-  if (!rows.memory_kv_lengths.empty()) rows.memory_kv_lengths = {all.rows.memory_kv_lengths[b]};
-  if (!rows.positions.empty()) {
-    const auto begin = all.rows.positions.begin() + b * rows.length;
-    rows.positions.assign(begin, begin + rows.length);
-  }
+  one.rows = all.rows.Sequences(b, 1);
+  const CallRows& rows = one.rows;
   if (rows.bool_mask.has_value()) {
     const int64_t bytes = all.rows.bool_mask->bytes() / all.rows.batch;
-    rows.bool_mask->shape.batch = 1;
     one.mask_bits.assign(all.mask_bits.begin() + b * bytes,
                          all.mask_bits.begin() + (b + 1) * bytes);
   }

@@ -97,7 +97,7 @@ constexpr MetricText kMetrics[] = {
     {"attnd_d2h_bytes_total", "counter", "device", "Tensor bytes copied from the GPU to the host."},
     {"attnd_stream_busy_seconds_total", "counter", "device, role",
      "Time in which a CUDA stream had work, by role: h2d, compute, d2h. A sum of their rates "
-     "above 1 means overlap."},
+     "above 1 means overlap. Copies that run beside kernels of the same launch are left out."},
     {"attnd_admitted_bytes", "gauge", "",
      "Staging memory promised to requests, until their reply is sent."},
     {"attnd_call_bytes", "gauge", "",

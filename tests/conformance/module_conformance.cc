@@ -5,12 +5,12 @@
 #include "base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/layers/cpu/cpu_module_engine.h"
-#include "tests/layers/engine_comparison.h"
-#include "tests/layers/step_comparison.h"
 #include "kernels/layers/cuda/cuda_module_engine.h"
 #include "modules/reference/call_parts.h"
 #include "modules/reference/reference_engine.h"
 #include "tests/conformance/naive_backend.h"
+#include "tests/layers/engine_comparison.h"
+#include "tests/layers/step_comparison.h"
 
 namespace attnd {
 
@@ -162,6 +162,28 @@ TEST_P(ModuleConformance, SequencesAloneGiveTheBitsThatTheyHaveInABatch) {
     EXPECT_TRUE(SameBits(whole.y, joined.y)) << name;
     EXPECT_TRUE(SameBits(whole.dx, joined.dx)) << name;
     EXPECT_TRUE(SameBits(whole.d_memory, joined.d_memory)) << name;
+  }
+}
+
+// Each sequence a part: 64 rows are as many bytes as tensors are aligned to.
+TEST_P(ModuleConformance, PartsOfACallGiveItsBits) {
+  const std::unique_ptr<ModuleEngine> cutting =
+      MakeCudaModuleEngine(*attention_, {.part_bytes = 1});
+  for (const auto& [name, layout] : KnownLayouts(element_)) {
+    if (name != std::string("bert") && name != std::string("llama")) continue;
+    ReferenceFixture fixture(layout, 11, Rounding::kElements);
+    CallRows rows = KnownRows(layout, 3, 64);
+    rows.kv_lengths = {64, 5, 40};
+    for (int64_t n = 0; n < rows.rows(); ++n) {
+      rows.positions.push_back(static_cast<uint32_t>(n % 50));
+    }
+    rows.first_sequence = 2;
+    rows.first_row = 2 * rows.length;
+    fixture.SetRows(rows);
+    const ModuleLimits limits = EngineUnderTest::LimitsOf(fixture, Recompute::kNone);
+    EngineUnderTest whole(*engine_, fixture, limits), parts(*cutting, fixture, limits);
+    const Results expected = whole.Run(fixture.inputs, fixture.dy);
+    EXPECT_TRUE(expected.HasBitsOf(parts.Run(fixture.inputs, fixture.dy))) << name;
   }
 }
 

@@ -33,6 +33,7 @@ class DeviceTensors {
   Numbers Get(const Tensor& tensor, int64_t count) {
     Bytes bytes(count * ElementBytes(tensor.element));
     CheckOk(device_.Get(tensor, tensor.element, bytes.data(), count));
+    CheckOk(device_.Finish());
     return NumbersOf(bytes, tensor.element);
   }
 

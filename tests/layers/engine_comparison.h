@@ -157,9 +157,7 @@ inline ReferenceFixture::Results InParts(EngineUnderTest& engine, const Referenc
   ReferenceFixture::Results joined;
   for (int64_t first = 0; first < all.rows.batch; first += batch) {
     ModuleInputs part = all;
-    part.rows.batch = batch;
-    part.rows.first_sequence = first;
-    part.rows.first_row = first * length;
+    part.rows = all.rows.Sequences(first, batch);
     part.x = Part(all.x, width, first * length, batch * length);
     const ReferenceFixture::Results one =
         engine.Run(part, Part(fixture.dy, width, first * length, batch * length));

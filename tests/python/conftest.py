@@ -6,6 +6,7 @@ ATTND_TEST_BACKEND picks the daemon's engine (default: cpu).
 """
 import contextlib
 import fcntl
+import gc
 import os
 import random
 import re
@@ -154,6 +155,31 @@ def two_daemons(daemon):
     for name in ("", "a", "b"):
         attnd.torch.disconnect(name)
     other.stop()
+
+
+@pytest.fixture(scope="module")
+def killed_daemon():
+    """attnd.torch's connection is one to a daemon of these tests alone, since they kill it. What Python has before them is
+    left out of its searches for garbage, and of offload's for other owners of weights, which are most of a small program's
+    time."""
+    import attnd.torch
+    made = Daemon()
+    attnd.torch.connect(made.address, timeout=60, wait_for_ready=True)
+    gc.collect()
+    gc.freeze()
+    yield made
+    gc.unfreeze()
+    attnd.torch.disconnect()
+    made.stop()
+
+
+@pytest.fixture
+def restart(killed_daemon):
+    """Kills that daemon and starts it again."""
+    def kill_and_start():
+        killed_daemon.kill()
+        killed_daemon.start()
+    return kill_and_start
 
 
 def check_same(found, expected):

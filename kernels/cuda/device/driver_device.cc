@@ -267,7 +267,7 @@ class DriverLaunch final : public DeviceLaunch {
   DeviceTimes times_;
   // uploading_: since the last slice or UploadEnd; upload_is_at_work_: no slice waits for it yet.
   bool is_upload_counted_ = false, uploading_ = false, upload_is_at_work_ = false;
-  bool downloading_ = false;
+  int64_t downloaded_slices_ = -1;  // which the last download came after; -1: there is none
   int64_t begun_ = 0, ended_ = 0;  // slices: between them those that are enqueued, with a turn each
   bool finished_ = false;
 };
@@ -278,7 +278,7 @@ absl::Status DriverLaunch::BeginUpload() {
   return device_.Seen(Up().Record(slot_->upload_begin));
 }
 
-// Bytes that go up after the first slice are not counted: they are few, and kernels run meanwhile.
+// The time of bytes that go up after the first slice is not counted: kernels run meanwhile.
 absl::Status DriverLaunch::EndUpload() {
   uploading_ = false;
   upload_is_at_work_ = true;
@@ -372,7 +372,7 @@ absl::Status DriverLaunch::EndSlice() {
 }
 
 absl::Status DriverLaunch::BeginDownload() {
-  if (std::exchange(downloading_, true)) return absl::OkStatus();
+  if (std::exchange(downloaded_slices_, begun_) == begun_) return absl::OkStatus();
   if (begun_ > 0) RETURN_IF_ERROR(device_.Seen(Down().Wait(SliceAt(begun_ - 1).end)));
   return device_.Seen(Down().Record(slot_->download_begin));
 }
@@ -382,7 +382,7 @@ absl::Status DriverLaunch::Settle() {
   if (uploading_) RETURN_IF_ERROR(EndUpload());
   if (upload_is_at_work_) RETURN_IF_ERROR(device_.Seen(WaitFor(UploadEnd())));
   while (begun_ > ended_) RETURN_IF_ERROR(EndSlice());
-  if (downloading_) {
+  if (downloaded_slices_ >= 0) {
     RETURN_IF_ERROR(device_.Seen(Down().Record(slot_->download_end)));
     return device_.Seen(WaitFor(slot_->download_end));
   }
@@ -395,7 +395,7 @@ absl::StatusOr<DeviceTimes> DriverLaunch::Finish() {
   if (is_upload_counted_) {
     ASSIGN_OR_RETURN(times_.upload, Elapsed(slot_->upload_begin, slot_->upload_end));
   }
-  if (downloading_) {
+  if (downloaded_slices_ >= 0 && downloaded_slices_ == begun_) {
     ASSIGN_OR_RETURN(times_.download, Elapsed(slot_->download_begin, slot_->download_end));
   }
   device_.uploaded_ += uploaded_bytes_;

@@ -6,8 +6,9 @@
 //
 //   Begin → Upload, UploadCopy, SetZero → Run, once a slice → Download → Finish
 //
-// More may be uploaded between two slices: the second waits for it, but the upload does not wait
-// for the first, which may still be at work.
+// More may be uploaded and downloaded between two slices. The second waits for the upload, which
+// does not wait for the first: that may still be at work. A download waits for the first, but the
+// second does not wait for the download, and leaves the bytes as they are.
 //
 // Nothing waits for the device but Begin (for memory that other launches hold), Run (for its turn:
 // at most two slices stand in the compute queue, of one launch or of two) and Finish. Addresses are
@@ -64,7 +65,8 @@ struct HostCopy {
   int64_t total() const { return rows * bytes; }
 };
 
-// Seconds that a launch took of each part of the device.
+// Seconds that a launch took of each part of the device; of copies those before the first slice and
+// after the last one, since kernels run meanwhile beside the others.
 struct DeviceTimes {
   double upload = 0, kernel = 0, download = 0;
 };
@@ -103,7 +105,7 @@ class DeviceLaunch {
   // `wanted` is asked: if false, nothing runs and the result is false.
   virtual absl::StatusOr<bool> Run(absl::Span<const KernelStep> steps,
                                    const std::function<bool()>& wanted) = 0;
-  // The host's memory stays until Finish.
+  // After the slices so far. The host's memory stays until Finish.
   virtual absl::Status Download(const HostCopy& copy) = 0;
   virtual absl::StatusOr<DeviceTimes> Finish() = 0;
 };

@@ -78,8 +78,9 @@ absl::Status CudaDevice::Put(ElementType from, const void* host, Tensor to, int6
     NumbersDesc copy = NumbersOf(kNumbersCopy, staged, to, part);
     copy.out = Behind(copy.out, first);
     AddNumbers(copy);
+    RETURN_IF_ERROR(queue_.Flush());
   }
-  return queue_.Flush();
+  return absl::OkStatus();
 }
 
 absl::Status CudaDevice::Get(ConstTensor from, ElementType to, void* host, int64_t count) {
@@ -87,9 +88,8 @@ absl::Status CudaDevice::Get(ConstTensor from, ElementType to, void* host, int64
   const int64_t size = ElementBytes(to);
   LaunchAll();
   if (from.element == to) {
-    const cuda::HostCopy copy{
-        .device = reinterpret_cast<uint64_t>(from.data), .host = next, .bytes = count * size};
-    return queue_.FlushAnd({&copy, 1});
+    return queue_.Download(
+        {.device = reinterpret_cast<uint64_t>(from.data), .host = next, .bytes = count * size});
   }
   const int64_t most = LaunchQueue::kStagingBytes / size;
   const Tensor staged{reinterpret_cast<void*>(queue_.staging()), to};
@@ -98,9 +98,9 @@ absl::Status CudaDevice::Get(ConstTensor from, ElementType to, void* host, int64
     NumbersDesc desc = NumbersOf(kNumbersCopy, from, staged, part);
     desc.a = Behind(desc.a, first);
     AddNumbers(desc);
-    const cuda::HostCopy copy{
-        .device = queue_.staging(), .host = next + first * size, .bytes = part * size};
-    RETURN_IF_ERROR(queue_.FlushAnd({&copy, 1}));
+    RETURN_IF_ERROR(queue_.Download(
+        {.device = queue_.staging(), .host = next + first * size, .bytes = part * size}));
+    RETURN_IF_ERROR(queue_.Flush());
   }
   return absl::OkStatus();
 }
@@ -229,10 +229,11 @@ absl::Status CudaDevice::SquaredNorms(absl::Span<const Gradients> ranges,
                4.0 * warps * kSquaresNumbersOfWarp);
     desc.totals = sums + int64_t{kMostWarps} * 32;
     queue_.Add(KernelKind::kDenseSquares, desc, DivideUp(count, kSquaresWarps), 8.0 * warps * 32);
-    const cuda::HostCopy copy{.device = reinterpret_cast<uint64_t>(desc.totals),
-                              .host = reinterpret_cast<std::byte*>(totals.data()),
-                              .bytes = static_cast<int64_t>(totals.size() * sizeof(double))};
-    RETURN_IF_ERROR(queue_.FlushAnd({&copy, 1}));
+    RETURN_IF_ERROR(
+        queue_.Download({.device = reinterpret_cast<uint64_t>(desc.totals),
+                         .host = reinterpret_cast<std::byte*>(totals.data()),
+                         .bytes = static_cast<int64_t>(totals.size() * sizeof(double))}));
+    RETURN_IF_ERROR(queue_.Flush());
     for (size_t n = 0; n < totals.size(); ++n) norms[places[n]] = totals[n];
     waiting.clear();
     places.clear();

@@ -1,7 +1,7 @@
 // CudaDevice: one GPU as a ModuleDevice, beside the engine that computes attention on it.
 //
 //   operations, attention's too → KernelSteps with their descriptors (LaunchQueue) → enqueued while
-//   more are added; Get, SquaredNorms and Finish wait for them
+//   more are added; SquaredNorms and Finish wait for them
 //
 // Products in wide tiles that follow each other and do not depend on each other are one launch. A
 // segment's product on tensor cores takes the curve behind it along.
@@ -47,6 +47,8 @@ class CudaDevice final : public ModuleDevice {
   absl::StatusOr<std::byte*> Allocate(int64_t bytes) override;
   absl::Status Put(ElementType from, const void* host, Tensor to, int64_t count) override;
   absl::Status Get(ConstTensor from, ElementType to, void* host, int64_t count) override;
+  int64_t PartBytes() const override { return part_bytes_; }
+  void SetPartBytes(int64_t bytes) { part_bytes_ = bytes; }
   void SetZero(void* to, int64_t bytes) override;
   void Copy(const void* from, void* to, int64_t bytes) override;
   absl::Status Finish() override {
@@ -143,6 +145,7 @@ class CudaDevice final : public ModuleDevice {
   const HoldDeviceMemory hold_;
   std::shared_ptr<void> held_;  // what hold_ gave, for as long as the memory is there
   std::unique_ptr<cuda::DeviceMemory> memory_;
+  int64_t part_bytes_ = 0;
   LaunchQueue queue_;
   // Launches that wait before they are queued.
   ProductGroup siblings_, gradients_;

@@ -63,6 +63,7 @@ class CudaModuleEngine : public ModuleEngine {
     const std::vector<BlockEnds> segments = options_.cut(module->graph, limits);
     auto device = std::make_unique<CudaDevice>(attention_, options_.hold, options_.nccl.get());
     CudaDevice& gpu = *device;
+    gpu.SetPartBytes(options_.part_bytes);
     ASSIGN_OR_RETURN(
         std::unique_ptr<ExecutorInstance> instance,
         ExecutorInstance::Make(std::move(module), limits, plan, std::move(device), segments));

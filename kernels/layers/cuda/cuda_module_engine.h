@@ -32,6 +32,8 @@ struct CudaModuleOptions {
   std::shared_ptr<const Nccl> nccl = nullptr;    // null: replicas are not connected
   std::shared_ptr<PlanSearch> search = nullptr;  // null: nothing is measured
   SampleClock clock = nullptr;
+  // ModuleDevice::PartBytes: with fewer, the kernels of a part do not fill a GPU.
+  int64_t part_bytes = int64_t{8} << 20;
 };
 // The attention engine outlives this one.
 std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,

@@ -95,14 +95,20 @@ class CountedModule {
   // `plan`: of what a search has found.
   CountedModule(ModuleLayout layout, Fusion fusion, Architecture architecture = Architecture::kSm80,
                 const BlockChoice* plan = nullptr)
-      : backend_(std::make_unique<CountedDevice>(
+      : CountedModule(std::move(layout), fusion, architecture, plan, {.batch = 2, .length = 5}) {}
+  // Calls have these rows, and are cut into parts of so many bytes; 0: they are not.
+  CountedModule(ModuleLayout layout, Fusion fusion, Architecture architecture,
+                const BlockChoice* plan, CallRows rows, int64_t part_bytes = 0)
+      : rows_(std::move(rows)),
+        backend_(std::make_unique<CountedDevice>(
             cuda::MakeEmulatedDevice({.architecture = architecture}), counts_)) {
     OptimizerSpec adamw{
         .kind = OptimizerKind::kAdamW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8};
     module_ = std::make_shared<ModuleDescription>(Value(ModuleGraph::Make(std::move(layout))),
                                                   std::move(adamw));
     const ModuleLimits limits{.max_rows = rows_.rows(), .kept_rows = rows_.rows()};
-    CudaModuleOptions options = {.cut = CutsOnGpu(fusion, backend_.info())};
+    CudaModuleOptions options = {.cut = CutsOnGpu(fusion, backend_.info()),
+                                 .part_bytes = part_bytes};
     if (plan != nullptr) {
       const auto cache = std::make_shared<PlanCache>(testing::TempDir() + "/counted_plans");
       options.search = std::make_shared<PlanSearch>("emulated", *GpuNamed("h100"), cache);
@@ -138,7 +144,7 @@ class CountedModule {
     return counts_;
   }
 
-  const CallRows rows_{.batch = 2, .length = 5};
+  const CallRows rows_;
   Counts counts_;
   cuda::CudaBackend backend_;
   std::unique_ptr<ModuleEngine> engine_;
@@ -154,6 +160,19 @@ TEST(ModuleLaunches, AreOneACallWhateverLayersItHas) {
   EXPECT_EQ(module.Backward().launches, 1);
   // The norm of the gradients, then what follows from it.
   EXPECT_EQ(module.Step().launches, 2);
+}
+
+TEST(ModuleLaunches, RunTheFirstLayerAndTheLastOneInPartsOfACall) {
+  const ModuleLayout layers = BertLayers({.layers = 3, .element = ElementType::kFloat16});
+  const int64_t bytes = 2 * 64 * layers.width * 2;
+  for (const auto& [part_bytes, runs] :
+       {std::pair<int64_t, int>(bytes, 3), {bytes / 2, 3 + 2}, {0, 3}}) {
+    CountedModule module(layers, Fusion::kBound, Architecture::kSm90, nullptr,
+                         {.batch = 2, .length = 64}, part_bytes);
+    Counts forward = module.Forward();
+    EXPECT_EQ(forward.launches, 1);
+    EXPECT_EQ(forward.kernels[KernelKind::kProductRowsRows], runs * (6 - 2)) << part_bytes;
+  }
 }
 
 // Kernels of single numbers, of chains of them, of norms, and of sums over columns.

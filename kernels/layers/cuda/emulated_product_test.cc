@@ -162,6 +162,7 @@ Added AddedProducts(ElementType element, ElementType sums, int multiprocessors, 
   }
   added.sums.resize(sums_bytes);
   EXPECT_TRUE(device.Get({c, sums}, sums, added.sums.data(), kRows * kColumns).ok());
+  EXPECT_TRUE(device.Finish().ok());
   return added;
 }
 

@@ -119,15 +119,12 @@ absl::Status LaunchQueue::Send() {
   const int64_t begin = std::exchange(sent_constants_, constants_end());
   RETURN_IF_ERROR(launch_->UploadCopy(own_.address() + static_cast<uint64_t>(begin),
                                       constants_.data() + begin, constants_end() - begin));
-  has_run_ = true;
   return launch_->Run(slice, Always).status();
 }
 
-absl::Status LaunchQueue::SendAll(absl::Span<const cuda::HostCopy> downloads) {
+absl::Status LaunchQueue::SendAll() {
   if (!slice_.empty()) RETURN_IF_ERROR(Send());
   if (!status_.ok()) return status_;
-  if (!downloads.empty()) RETURN_IF_ERROR(Begin());
-  for (const cuda::HostCopy& copy : downloads) RETURN_IF_ERROR(launch_->Download(copy));
   if (launch_ == nullptr) return absl::OkStatus();
   ASSIGN_OR_RETURN(const cuda::DeviceTimes took, launch_->Finish());
   times_.upload += took.upload;
@@ -136,10 +133,9 @@ absl::Status LaunchQueue::SendAll(absl::Span<const cuda::HostCopy> downloads) {
   return absl::OkStatus();
 }
 
-absl::Status LaunchQueue::FlushAnd(absl::Span<const cuda::HostCopy> downloads) {
-  absl::Status status = SendAll(downloads);
+absl::Status LaunchQueue::Flush() {
+  absl::Status status = SendAll();
   launch_.reset();
-  has_run_ = false;
   slice_.clear();
   slice_seconds_ = 0;
   slice_steps_ = kFirstSteps;
@@ -149,12 +145,20 @@ absl::Status LaunchQueue::FlushAnd(absl::Span<const cuda::HostCopy> downloads) {
   return status;
 }
 
-absl::Status LaunchQueue::Upload(const cuda::HostCopy& copy) {
-  // An upload does not wait for kernels.
-  if (has_run_ || !slice_.empty()) RETURN_IF_ERROR(Flush());
-  status_.Update(Begin());
-  if (status_.ok()) status_.Update(launch_->Upload(copy));
+absl::Status LaunchQueue::Pass(absl::Status (cuda::DeviceLaunch::*pass)(const cuda::HostCopy&),
+                               const cuda::HostCopy& copy) {
+  if (!slice_.empty()) status_.Update(Send());
+  if (status_.ok()) status_.Update(Begin());
+  if (status_.ok()) status_.Update((*launch_.*pass)(copy));
   return status_.ok() ? absl::OkStatus() : Flush();
+}
+
+absl::Status LaunchQueue::Upload(const cuda::HostCopy& copy) {
+  return Pass(&cuda::DeviceLaunch::Upload, copy);
+}
+
+absl::Status LaunchQueue::Download(const cuda::HostCopy& copy) {
+  return Pass(&cuda::DeviceLaunch::Download, copy);
 }
 
 }  // namespace attnd

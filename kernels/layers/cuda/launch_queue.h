@@ -2,6 +2,7 @@
 // kernels/dense and of attention in the order in which they were added, downloads. Kernels are
 // enqueued some at a time while more are added, so that the GPU works meanwhile; nothing waits for
 // it but Flush, and an addition for which descriptors have no room. One thread at a time.
+// Uploads do not wait for the kernels before them, nor kernels for the downloads before them.
 //
 // Memory   kBytes of the device's, zeroed: descriptors, a place for what passes to and from the
 //          host, turns of products.
@@ -82,11 +83,13 @@ class LaunchQueue {
   // among Constants.
   void AddSteps(absl::Span<const cuda::KernelStep> steps, double seconds);
 
-  absl::Status Flush() { return FlushAnd({}); }
-  // And then these copies to the host.
-  absl::Status FlushAnd(absl::Span<const cuda::HostCopy> downloads);
-  // After what is queued; the host's bytes stay as they are until the next Flush.
+  absl::Status Flush();
+  // The host's bytes stay as they are until the next Flush. Kernels that are queued leave the
+  // device's alone.
   absl::Status Upload(const cuda::HostCopy& copy);
+  // Of what the kernels that are queued have written. The host has it after the next Flush; kernels
+  // that are added before that leave the device's bytes as they are.
+  absl::Status Download(const cuda::HostCopy& copy);
   // Seconds of all launches so far, as the GPU's own events measure them.
   const cuda::DeviceTimes& times() const { return times_; }
 
@@ -100,14 +103,17 @@ class LaunchQueue {
   absl::Status Begin();
   // Enqueues the slice.
   absl::Status Send();
-  absl::Status SendAll(absl::Span<const cuda::HostCopy> downloads);
+  // And waits.
+  absl::Status SendAll();
+  // A copy behind what is queued.
+  absl::Status Pass(absl::Status (cuda::DeviceLaunch::*pass)(const cuda::HostCopy&),
+                    const cuda::HostCopy& copy);
 
   cuda::KernelDevice& device_;
   std::vector<KernelRow> rows_;  // of kernels/dense
   cuda::DevicePart own_;
   const cuda::DeviceMemory* beside_ = nullptr;
   std::unique_ptr<cuda::DeviceLaunch> launch_;  // since the first upload or slice
-  bool has_run_ = false;                        // a slice of it
   std::vector<std::byte> constants_;
   int64_t sent_constants_ = 0;  // so many bytes of them are on the device
   std::vector<cuda::KernelStep> slice_;

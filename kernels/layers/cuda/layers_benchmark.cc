@@ -411,7 +411,9 @@ class Runner {
       const std::shared_ptr<PlanSearch> search =
           way.fusion == Fusion::kMeasured ? SearchOnGpu(backend_, cache_) : nullptr;
       engines.push_back(MakeCudaModuleEngine(
-          backend_, {.cut = CutsOnGpu(way.fusion, backend_.info()), .search = search}));
+          backend_, {.cut = CutsOnGpu(way.fusion, backend_.info()),
+                     .search = search,
+                     .part_bytes = model.of_a_layer ? 0 : CudaModuleOptions().part_bytes}));
       const auto make = [&] { return std::make_unique<Case>(backend_, *engines.back(), model); };
       if (search != nullptr) PrintSearch(model, *search, make);
       cases.push_back(make());

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/round_up.h"
 #include "base/status_macros.h"
 #include "modules/optimizer_step.h"
 #include "modules/tensor_bytes.h"
@@ -14,6 +17,29 @@ namespace attnd {
 namespace {
 
 constexpr int64_t kFloatBytes = 4;
+
+// Few, so that kernels of one part fill a GPU.
+constexpr int64_t kMostParts = 4;
+
+// The tensor from number `first` on; null stays null.
+Tensor Behind(const Tensor& tensor, int64_t first) {
+  if (tensor.data == nullptr) return tensor;
+  return {static_cast<std::byte*>(tensor.data) + first * ElementBytes(tensor.element),
+          tensor.element};
+}
+
+const AttentionOp& AttentionOf(const ModuleGraph& graph, int64_t layer, int64_t op) {
+  return std::get<AttentionOp>(graph.BlockOf(layer).ops[op].kind);
+}
+
+bool HasMask(const ModuleGraph& graph, LayerRange layers) {
+  for (int64_t layer = layers.first; layer < layers.end; ++layer) {
+    for (int64_t op : graph.ShapesOf(layer).attention_ops) {
+      if (AttentionOf(graph, layer, op).mask.has_value()) return true;
+    }
+  }
+  return false;
+}
 
 absl::Status Stopped(const std::stop_token& stop) {
   return stop.stop_requested() ? absl::CancelledError("stopped") : absl::OkStatus();
@@ -142,7 +168,8 @@ absl::Status ExecutorInstance::Get(int64_t entry, TensorRole role, ElementType e
   ASSIGN_OR_RETURN(const ElementType kept, ElementOf(entry, role));
   const int64_t count = module_->table.entries()[entry].elements;
   CHECK(static_cast<int64_t>(bytes.size()) == count * ElementBytes(element));
-  return device_->Get({Place(entry, role), kept}, element, bytes.data(), count);
+  RETURN_IF_ERROR(device_->Get({Place(entry, role), kept}, element, bytes.data(), count));
+  return device_->Finish();
 }
 
 void ExecutorInstance::Pack(int64_t entry) {
@@ -214,9 +241,32 @@ absl::Status ExecutorInstance::BeforeOp(const InstanceCall& call) {
   return absl::OkStatus();
 }
 
-LayerValues ExecutorInstance::ForwardValues(int64_t layer, const InstanceCall& call,
-                                            const Kept* kept) const {
+// Parts begin where tensors may, whatever their width.
+std::vector<InstanceCall> ExecutorInstance::PartsOf(const InstanceCall& call,
+                                                    LayerRange layers) const {
   const ModuleGraph& graph = module_->graph;
+  const CallRows& rows = call.rows;
+  const int64_t bytes = rows.rows() * graph.layout().width * ElementBytes(tensors_.element());
+  const int64_t most = device_->PartBytes() == 0 ? 1 : bytes / device_->PartBytes();
+  // Masks depend on a sequence's place in the call; what comes beside x is in no such parts.
+  const bool is_alone =
+      !rows.is_packed() && !rows.bool_mask.has_value() && call.memory.data == nullptr;
+  if (most < 2 || !is_alone || HasMask(graph, layers)) return {};
+  const int64_t together = kTensorAlignment / std::gcd(rows.length, kTensorAlignment);
+  const int64_t count = RoundUp(DivideUp(rows.batch, std::min(most, kMostParts)), together);
+  std::vector<InstanceCall> parts;
+  for (int64_t first = 0; first < rows.batch; first += count) {
+    InstanceCall& part = parts.emplace_back(call);
+    part.rows = rows.Sequences(first, std::min(count, rows.batch - first));
+    part.positions = part.rows.ResolvedPositions();
+  }
+  return parts;
+}
+
+LayerValues ExecutorInstance::ForwardValues(int64_t layer, const InstanceCall& part,
+                                            int64_t first_row, const Kept* kept) const {
+  const ModuleGraph& graph = module_->graph;
+  const BlockShapes& shapes = graph.ShapesOf(layer);
   const int64_t ops = static_cast<int64_t>(graph.BlockOf(layer).ops.size());
   const BufferPlaces& places = schedules_.forward[graph.layout().layers[layer].block];
   LayerValues values;
@@ -224,7 +274,14 @@ LayerValues ExecutorInstance::ForwardValues(int64_t layer, const InstanceCall& c
   values.values.resize(ops + kFirstOpValue);
   values.lse.resize(ops);
   values.values[kInputValue] = InputOf(layer, kept);
-  values.values[kMemoryValue] = {const_cast<void*>(call.memory.data), call.memory.element};
+  for (size_t value = 0; value < values.values.size(); ++value) {
+    values.values[value] = Behind(values.values[value], first_row * shapes.values[value].columns);
+  }
+  for (int64_t op : shapes.attention_ops) {
+    if (values.lse[op] != nullptr)
+      values.lse[op] += first_row * AttentionOf(graph, layer, op).q.heads;
+  }
+  values.values[kMemoryValue] = {const_cast<void*>(part.memory.data), part.memory.element};
   for (int64_t value = kFirstOpValue; value + 1 < ops + kFirstOpValue; ++value) {
     if (values.values[value].data != nullptr) continue;
     const int64_t at = places.At(BufferUse::kValue, value);
@@ -233,21 +290,21 @@ LayerValues ExecutorInstance::ForwardValues(int64_t layer, const InstanceCall& c
   return values;
 }
 
-absl::Status ExecutorInstance::ForwardLayer(int64_t layer, const InstanceCall& call,
-                                            const Kept* kept, Tensor output) {
+absl::Status ExecutorInstance::ForwardLayer(int64_t layer, const InstanceCall& part,
+                                            int64_t first_row, const Kept* kept, Tensor output) {
   const ModuleGraph& graph = module_->graph;
   const int64_t block = graph.layout().layers[layer].block;
-  LayerValues values = ForwardValues(layer, call, kept);
+  LayerValues values = ForwardValues(layer, part, first_row, kept);
   const Tensor last = values.values.back();  // null unless backward reads it
-  values.values.back() = output;
-  const LayerRun run(tensors_, call, layer, schedules_.forward[block], values);
+  values.values.back() = Behind(output, first_row * graph.layout().width);
+  const LayerRun run(tensors_, part, layer, schedules_.forward[block], values);
   for (const OpSegment& segment : blocks_[block].scheme.forward) {
-    RETURN_IF_ERROR(BeforeOp(call));
+    RETURN_IF_ERROR(BeforeOp(part));
     RETURN_IF_ERROR(run.Forward(segment, blocks_[block].order, kept != nullptr));
   }
   if (last.data != nullptr) {
     device_->Copy(values.values.back().data, last.data,
-                  call.rows.rows() * graph.layout().width * ElementBytes(last.element));
+                  part.rows.rows() * graph.layout().width * ElementBytes(last.element));
   }
   return absl::OkStatus();
 }
@@ -287,30 +344,47 @@ absl::StatusOr<ActivationId> ExecutorInstance::ForwardLayers(const ModuleForward
         .memory = {nullptr, tensors_.element()},
         .stop = call.stop,
         .yield = call.yield};
-  const int64_t numbers = call.rows->rows() * graph.layout().width;
   absl::Status status = BringMemory(call, kept.get(), of);
-  if (status.ok()) {
-    status = device_->Put(graph.BorderElement(layers.first), call.x.data(),
-                          InputOf(layers.first, kept.get()), numbers);
-  }
-  for (int64_t layer = layers.first; layer < layers.end && status.ok(); ++layer) {
-    const bool is_last = layer + 1 == layers.end;
-    status =
-        ForwardLayer(layer, of, kept.get(), InputOf(layer + 1, is_last ? nullptr : kept.get()));
-  }
+  if (status.ok()) status = RunForward(call, of, layers, kept.get());
   const ActivationId id = kept != nullptr ? ++last_activation_ : 0;
   if (kept != nullptr) kept_.emplace(id, std::move(kept));
-  if (status.ok()) status = Stopped(call.stop);
-  if (status.ok()) {
-    status = device_->Get(InputOf(layers.end, nullptr), graph.BorderElement(layers.end),
-                          call.y.data(), numbers);
-  }
   if (!status.ok()) {
     device_->Finish().IgnoreError();  // the device may still read x
     DropActivation(id);
     return status;
   }
   return id;
+}
+
+absl::Status ExecutorInstance::RunForward(const ModuleForwardCall& call, const InstanceCall& of,
+                                          LayerRange layers, const Kept* kept) {
+  const ModuleGraph& graph = module_->graph;
+  const int64_t width = graph.layout().width;
+  const ElementType x_element = graph.BorderElement(layers.first);
+  const ElementType y_element = graph.BorderElement(layers.end);
+  const Tensor x = InputOf(layers.first, kept), y = InputOf(layers.end, nullptr);
+  const std::vector<InstanceCall> cut = PartsOf(of, layers);
+  const absl::Span<const InstanceCall> whole(&of, 1);
+  const absl::Span<const InstanceCall> parts = cut.empty() ? whole : absl::MakeConstSpan(cut);
+  for (int64_t layer = layers.first; layer < layers.end; ++layer) {
+    const bool is_first = layer == layers.first, is_last = layer + 1 == layers.end;
+    const Tensor output = is_last ? y : InputOf(layer + 1, kept);
+    for (const InstanceCall& part : is_first || is_last ? parts : whole) {
+      const int64_t first_row = part.rows.first_row - of.rows.first_row;
+      const int64_t before = first_row * width, numbers = part.rows.rows() * width;
+      if (is_first) {
+        RETURN_IF_ERROR(device_->Put(x_element, call.x.data() + before * ElementBytes(x_element),
+                                     Behind(x, before), numbers));
+      }
+      RETURN_IF_ERROR(ForwardLayer(layer, part, first_row, kept, output));
+      if (is_last) {
+        RETURN_IF_ERROR(Stopped(call.stop));
+        RETURN_IF_ERROR(device_->Get(Behind(y, before), y_element,
+                                     call.y.data() + before * ElementBytes(y_element), numbers));
+      }
+    }
+  }
+  return device_->Finish();
 }
 
 // ---- Backward.

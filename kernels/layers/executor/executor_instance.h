@@ -107,13 +107,21 @@ class ExecutorInstance : public ModuleInstance {
   // The call's memory input, to where ops read it.
   absl::Status BringMemory(const ModuleForwardCall& call, const Kept* kept, InstanceCall& of);
   absl::Status BeforeOp(const InstanceCall& call);
-  // Where the layer's values lie but the last one, which is null unless it is kept.
-  LayerValues ForwardValues(int64_t layer, const InstanceCall& call, const Kept* kept) const;
-  // `output`: where its last value goes.
-  absl::Status ForwardLayer(int64_t layer, const InstanceCall& call, const Kept* kept,
-                            Tensor output);
+  // Cuts the sequences of a forward call; empty: it stays whole. Its first layer and its last one
+  // run part by part, each when its rows of x have come, and before its rows of y go.
+  std::vector<InstanceCall> PartsOf(const InstanceCall& call, LayerRange layers) const;
+  // Where the layer's values lie but the last one, which is null unless it is kept; of a part from
+  // row `first_row` of the whole call on.
+  LayerValues ForwardValues(int64_t layer, const InstanceCall& part, int64_t first_row,
+                            const Kept* kept) const;
+  // `output`: where the layer's last value goes, of the whole call.
+  absl::Status ForwardLayer(int64_t layer, const InstanceCall& part, int64_t first_row,
+                            const Kept* kept, Tensor output);
   LayerValues KeptValuesOf(int64_t layer, const Kept& kept) const;
   absl::StatusOr<ActivationId> ForwardLayers(const ModuleForwardCall& call);
+  // From x to y, on layers of the call.
+  absl::Status RunForward(const ModuleForwardCall& call, const InstanceCall& of, LayerRange layers,
+                          const Kept* kept);
   absl::Status BackwardLayers(const ModuleBackwardCall& call);
   static absl::Status ForwardAgain(const OpSegment& segment, const OpOrder& order,
                                    const std::vector<bool>& again, const LayerRun& run);

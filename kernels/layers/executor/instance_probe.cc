@@ -115,7 +115,7 @@ bool InstanceProbe::IsAttention(int64_t layer, const OpSegment& segment) const {
 absl::Status InstanceProbe::RunForward(int64_t layer, const OpSegment& segment) const {
   if (IsAttention(layer, segment)) return instance_.device_->Finish();
   const int64_t block = graph().layout().layers[layer].block;
-  LayerValues values = instance_.ForwardValues(layer, kept_.call, KeptOrNull());
+  LayerValues values = instance_.ForwardValues(layer, kept_.call, 0, KeptOrNull());
   values.values.back() = instance_.InputOf(layer + 1, nullptr);
   return LayerRun(instance_.tensors_, kept_.call, layer, instance_.schedules_.forward[block],
                   values)

@@ -116,9 +116,15 @@ class ModuleDevice {
   // ---- Memory.
   // Once: zeroed, aligned to kArenaAlignment, until the device goes. RESOURCE_EXHAUSTED.
   virtual absl::StatusOr<std::byte*> Allocate(int64_t bytes) = 0;
-  // `count` numbers from or to host memory, each converted by way of float32.
+  // `count` numbers from or to host memory, each converted by way of float32. Operations go on
+  // meanwhile: until Finish the host's numbers of a Put and the device's of a Get stay as they are,
+  // and the host has those of a Get only after it. No operation since the last Finish touches what
+  // a Put writes.
   virtual absl::Status Put(ElementType from, const void* host, Tensor to, int64_t count) = 0;
   virtual absl::Status Get(ConstTensor from, ElementType to, void* host, int64_t count) = 0;
+  // A call's x comes and its y goes in parts of at least so many bytes, while another part is
+  // computed; 0: in one piece.
+  virtual int64_t PartBytes() const { return 0; }
   virtual void SetZero(void* to, int64_t bytes) = 0;
   virtual void Copy(const void* from, void* to, int64_t bytes) = 0;
   virtual absl::Status Finish() = 0;

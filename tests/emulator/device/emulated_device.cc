@@ -58,7 +58,8 @@ class Stopwatch {
   const Clock::time_point start_ = Clock::now();
 };
 
-// Everything happens at the call.
+// Everything happens at the call. Finish finds what was downloaded as it was: on a GPU the copy may
+// run until then.
 class EmulatedLaunch final : public DeviceLaunch {
  public:
   EmulatedLaunch(const EmulatedDeviceOptions& options, int64_t bytes,
@@ -107,9 +108,19 @@ class EmulatedLaunch final : public DeviceLaunch {
     for (int64_t row = 0; row < copy.rows; ++row) {
       std::memcpy(copy.host + row * copy.host_pitch, DeviceRow(copy, row), copy.bytes);
     }
+    downloads_.push_back(copy);
     return absl::OkStatus();
   }
-  absl::StatusOr<DeviceTimes> Finish() override { return times_; }
+  absl::StatusOr<DeviceTimes> Finish() override {
+    for (const HostCopy& copy : downloads_) {
+      for (int64_t row = 0; row < copy.rows; ++row) {
+        const std::byte* host = copy.host + row * copy.host_pitch;
+        if (std::memcmp(host, DeviceRow(copy, row), copy.bytes) == 0) continue;
+        return absl::InternalError("a kernel wrote what was being downloaded");
+      }
+    }
+    return times_;
+  }
 
  private:
   static void* DeviceRow(const HostCopy& copy, int64_t row) {
@@ -155,6 +166,7 @@ class EmulatedLaunch final : public DeviceLaunch {
   std::set<uint64_t> used_;  // memory outside the arena: several calls may read one residual
   emulator::GlobalMemory global_;
   DeviceTimes times_;
+  std::vector<HostCopy> downloads_;
 };
 
 // Everything happens at the call here too.
