@@ -98,6 +98,7 @@ absl::StatusOr<v1::RegisterModuleResponse> RemoteModule::RegisterAgain(ModuleTry
 void RemoteModule::Registered(const v1::RegisterModuleResponse& reply) {
   token_ = reply.token();
   carry_streams_ = static_cast<int>(reply.carry_streams());
+  whole_bytes_ = static_cast<int64_t>(reply.whole_bytes());
   ++life_;
   history_ = reply.status().history_epoch();
   sequence_ = reply.status().sequence();

@@ -9,6 +9,7 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "client/call/shared_tensors.h"
 #include "client/call/stream_reply.h"
@@ -256,6 +257,39 @@ absl::Status ModuleRpcs::Stream(Exchanged call, Header& header, Result& result,
   return reply.CheckComplete();
 }
 
+// The stream's messages end to end.
+template <class Header, class Result>
+absl::Status ModuleRpcs::Whole(Exchanged call, const Header& header, Result& result,
+                               ModuleTry& attempt) const {
+  std::vector<grpc::Slice> slices;
+  const auto append = [&slices](const grpc::ByteBuffer& message) {
+    std::vector<grpc::Slice> more;
+    CHECK(message.Dump(&more).ok());
+    slices.insert(slices.end(), more.begin(), more.end());
+  };
+  append(HeaderMessage(header));
+  ChunkQueue chunks(std::move(call.inputs));
+  while (std::optional<grpc::ByteBuffer> chunk = chunks.Next()) append(*chunk);
+  ASSIGN_OR_RETURN(const grpc::ByteBuffer received,
+                   RunWhole(core_, address_, absl::StrCat(call.method, "Whole"), metadata_,
+                            grpc::ByteBuffer(slices.data(), slices.size()), attempt.deadline,
+                            attempt.options, attempt.pushback));
+  StreamReply reply(call.outputs, [&result](const std::string& bytes) {
+    return result.ParseFromString(bytes) ? absl::OkStatus() : Malformed("header: cannot be parsed");
+  });
+  RETURN_IF_ERROR(reply.Take(received));
+  return reply.CheckComplete();
+}
+
+// As one message each way, if so much travels at most.
+template <class Header, class Result>
+absl::Status ModuleRpcs::Send(Exchanged call, Header& header, Result& result,
+                              ModuleTry& attempt) const {
+  const bool is_small = std::max(call.sent_bytes(), call.received_bytes()) <= whole_bytes_;
+  return whole_bytes_ > 0 && is_small ? Whole(std::move(call), header, result, attempt)
+                                      : Stream(std::move(call), header, result, attempt);
+}
+
 // After a failure the daemon may still use the memory; EndUse waits for it to let go. A daemon that
 // was started anew knows the regions no more: then the tensors travel.
 template <class Header, class Result>
@@ -263,7 +297,7 @@ absl::Status ModuleRpcs::Exchange(Exchanged call, Header header, Result& result,
                                   ModuleTry& attempt) const {
   if (std::optional<SharedTensors> shared = call.Share(core_); shared.has_value()) {
     *header.mutable_shared_memory() = shared->message();
-    absl::Status done = Stream({call.method, {}, {}}, header, result, attempt);
+    absl::Status done = Send({call.method, {}, {}}, header, result, attempt);
     if (done.ok()) shared->Land();
     if (!done.ok()) core_.shared_memory->EndUse(shared->message().use());
     if (!IsRegionUnknown(done)) return done;
@@ -271,7 +305,7 @@ absl::Status ModuleRpcs::Exchange(Exchanged call, Header header, Result& result,
     header.clear_shared_memory();
   }
   NamePayloads(call.inputs, header);
-  return Stream(std::move(call), header, result, attempt);
+  return Send(std::move(call), header, result, attempt);
 }
 
 absl::Status ModuleRpcs::Unary(const char* method, const google::protobuf::MessageLite& request,

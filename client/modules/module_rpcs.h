@@ -34,10 +34,11 @@ struct BackwardOutputsOfModule {
 class ModuleRpcs {
  public:
   // `name`: of the module, in the metadata of each call, by which a proxy keeps its calls at one
-  // daemon; empty: of no module. `carry_streams`: as RegisterModuleResponse has them.
+  // daemon; empty: of no module. `carry_streams`, `whole_bytes`: as RegisterModuleResponse has
+  // them.
   ModuleRpcs(const ClientCore& core, int address, const std::string& name = "",
-             int carry_streams = 0)
-      : core_(core), address_(address), carry_streams_(carry_streams) {
+             int carry_streams = 0, int64_t whole_bytes = 0)
+      : core_(core), address_(address), carry_streams_(carry_streams), whole_bytes_(whole_bytes) {
     if (!name.empty()) metadata_.emplace_back("attnd-module", name);
   }
 
@@ -79,10 +80,16 @@ class ModuleRpcs {
   template <class Header, class Result>
   absl::Status Stream(Exchanged call, Header& header, Result& result, ModuleTry& attempt) const;
   template <class Header, class Result>
+  absl::Status Whole(Exchanged call, const Header& header, Result& result,
+                     ModuleTry& attempt) const;
+  template <class Header, class Result>
+  absl::Status Send(Exchanged call, Header& header, Result& result, ModuleTry& attempt) const;
+  template <class Header, class Result>
   absl::Status Exchange(Exchanged call, Header header, Result& result, ModuleTry& attempt) const;
 
   const ClientCore& core_;
   const int address_, carry_streams_;
+  const int64_t whole_bytes_;
   CallMetadata metadata_;
 };
 

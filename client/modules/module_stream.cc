@@ -2,6 +2,7 @@
 
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/async_stream.h>
+#include <grpcpp/support/async_unary_call.h>
 
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/status_macros.h"
 #include "client/call/poll_hook.h"
 #include "client/channels/grpc_time.h"
 #include "proto/attnd/v1/chunk_framing.h"
@@ -92,35 +94,56 @@ class Stream {
   int pending_ = 0;
 };
 
-}  // namespace
+// The same with one message each way.
+class Whole {
+ public:
+  Whole(grpc::ClientContext& context, const grpc::ByteBuffer& request)
+      : context_(context), request_(request) {}
 
-grpc::ByteBuffer HeaderMessage(const google::protobuf::MessageLite& header) {
-  const grpc::Slice slice(FrameHeader(header.SerializeAsString()));
-  return grpc::ByteBuffer(&slice, 1);
-}
+  void Start(const Connection& connection, const std::string& method,
+             grpc::CompletionQueue& queue) {
+    grpc::GenericStub stub(connection.channel());
+    reader_ = stub.PrepareUnaryCall(&context_, method, request_, &queue);
+    reader_->StartCall();
+    reader_->Finish(&reply_, &status_, this);
+  }
+  bool ended() const { return ended_; }
+  void OnEvent(void*, bool) { ended_ = true; }
+  absl::Status status() const { return FromGrpc(status_); }
+  const grpc::ByteBuffer& reply() const { return reply_; }
 
-absl::Status RunStream(const ClientCore& core, int address, const std::string& method,
-                       const CallMetadata& metadata, int64_t bytes, const StreamEnds& ends,
-                       absl::Time deadline, const CallOptions& options, Pushback& pushback) {
+ private:
+  grpc::ClientContext& context_;
+  const grpc::ByteBuffer& request_;
+  std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader_;
+  grpc::ByteBuffer reply_;
+  grpc::Status status_;
+  bool ended_ = false;
+};
+
+// Runs an RPC until it has ended, on a connection to the address.
+template <class Rpc>
+absl::Status Drive(const ClientCore& core, int address, const std::string& method,
+                   const CallMetadata& metadata, int64_t bytes, absl::Time deadline,
+                   const CallOptions& options, grpc::ClientContext& context, Rpc& rpc,
+                   Pushback& pushback) {
   CompletionQueues::Borrowed borrowed(core.queues);
-  grpc::ClientContext context;
   PrepareContext(core.options, deadline, options.traceparent, context);
   for (const auto& [key, value] : metadata) context.AddMetadata(key, value);
   const absl::Time begun = core.clock.Now();
   std::shared_ptr<Connection> connection = core.connections.Acquire(bytes, {}, address);
   connection->Enter(&context);
-  Stream stream(context, ends);
-  stream.Start(*connection, method, borrowed.queue());
+  rpc.Start(*connection, method, borrowed.queue());
   {
     std::stop_callback cancel(options.stop, [&context] { context.TryCancel(); });
     PollHook poll_hook(options.poll_hook);
     absl::Time moved_at = begun;
-    while (!stream.ended()) {
+    while (!rpc.ended()) {
       void* tag;
       bool ok;
       const auto until = GrpcTime(SteadyNow() + PollHook::kInterval);
       if (borrowed.Next(&tag, &ok, until)) {
-        stream.OnEvent(tag, ok);
+        rpc.OnEvent(tag, ok);
         moved_at = core.clock.Now();
       } else if (core.clock.Now() - moved_at >= Picker::kSilence) {
         core.connections.Suspect(connection, moved_at);
@@ -135,7 +158,7 @@ absl::Status RunStream(const ClientCore& core, int address, const std::string& m
     core.connections.ReportModules(address, *load);
   }
   absl::Status status =
-      core.connections.StatusOf(*connection, stream.status(), options.stop.stop_requested());
+      core.connections.StatusOf(*connection, rpc.status(), options.stop.stop_requested());
   if (absl::IsUnavailable(status)) {
     core.connections.ReportUnavailable(address, begun);
     core.connections.Reconnect(*connection);
@@ -143,6 +166,33 @@ absl::Status RunStream(const ClientCore& core, int address, const std::string& m
     core.connections.ReportAlive(address);
   }
   return status;
+}
+
+}  // namespace
+
+grpc::ByteBuffer HeaderMessage(const google::protobuf::MessageLite& header) {
+  const grpc::Slice slice(FrameHeader(header.SerializeAsString()));
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+absl::Status RunStream(const ClientCore& core, int address, const std::string& method,
+                       const CallMetadata& metadata, int64_t bytes, const StreamEnds& ends,
+                       absl::Time deadline, const CallOptions& options, Pushback& pushback) {
+  grpc::ClientContext context;
+  Stream stream(context, ends);
+  return Drive(core, address, method, metadata, bytes, deadline, options, context, stream,
+               pushback);
+}
+
+absl::StatusOr<grpc::ByteBuffer> RunWhole(const ClientCore& core, int address,
+                                          const std::string& method, const CallMetadata& metadata,
+                                          const grpc::ByteBuffer& request, absl::Time deadline,
+                                          const CallOptions& options, Pushback& pushback) {
+  grpc::ClientContext context;
+  Whole whole(context, request);
+  RETURN_IF_ERROR(Drive(core, address, method, metadata, static_cast<int64_t>(request.Length()),
+                        deadline, options, context, whole, pushback));
+  return whole.reply();
 }
 
 }  // namespace attnd

@@ -1,5 +1,6 @@
 // RunStream: one streamed RPC about a module, driven on its caller's thread: the request's messages
 // are written and the reply's are read beside each other, until the server has said how it ended.
+// RunWhole: one of one message each way.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
@@ -10,6 +11,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/call/client_core.h"
 #include "client/call/unary_call.h"
@@ -35,5 +37,10 @@ struct StreamEnds {
 absl::Status RunStream(const ClientCore& core, int address, const std::string& method,
                        const CallMetadata& metadata, int64_t bytes, const StreamEnds& ends,
                        absl::Time deadline, const CallOptions& options, Pushback& pushback);
+// The reply has no bytes after an error.
+absl::StatusOr<grpc::ByteBuffer> RunWhole(const ClientCore& core, int address,
+                                          const std::string& method, const CallMetadata& metadata,
+                                          const grpc::ByteBuffer& request, absl::Time deadline,
+                                          const CallOptions& options, Pushback& pushback);
 
 }  // namespace attnd

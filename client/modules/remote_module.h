@@ -224,7 +224,7 @@ class RemoteModule {
   void Advance(StateChange change, uint64_t durable) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   ModuleRpcs rpcs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return ModuleRpcs(core_, address_, request_.name(), carry_streams_);
+    return ModuleRpcs(core_, address_, request_.name(), carry_streams_, whole_bytes_);
   }
 
   const ClientCore& core_;
@@ -237,6 +237,7 @@ class RemoteModule {
   int address_ ABSL_GUARDED_BY(mutex_);
   std::string token_ ABSL_GUARDED_BY(mutex_);
   int carry_streams_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t whole_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_);  // as whose owner it registers
   uint64_t history_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);       // STATE_LOST, or released; OK: it is there

@@ -1,5 +1,7 @@
 #include "server/modules/call_stream.h"
 
+#include <google/protobuf/io/coded_stream.h>
+
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -103,6 +105,9 @@ bool CallStream::Read(grpc::ByteBuffer& message) {
     if (!has_message) return false;
     message.Swap(&arrived_.front());
     arrived_.pop_front();
+    if (grpc::ByteBuffer others = TakeOthers(message); others.Length() > 0) {
+      arrived_.emplace_front().Swap(&others);
+    }
     arrived_bytes_ -= message.Length();
   }
   const auto bytes = static_cast<int64_t>(message.Length());
@@ -229,6 +234,33 @@ void CallStream::Done() {
 
 void UnaryStream::FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) {
   FinishReply<grpc::ServerUnaryReactor>(*this, reply_, last, status);
+}
+
+// A message whose first part has no bounds stays whole: its reader refuses it.
+grpc::ByteBuffer WholeStream::TakeOthers(grpc::ByteBuffer& message) const {
+  grpc::Slice all;
+  if (!message.DumpToSingleSlice(&all).ok()) return {};
+  google::protobuf::io::CodedInputStream in(all.begin(), static_cast<int>(all.size()));
+  uint32_t tag, bytes;
+  if (!in.ReadVarint32(&tag) || !in.ReadVarint32(&bytes)) return {};
+  const size_t end = static_cast<size_t>(in.CurrentPosition()) + bytes;
+  if (end >= all.size()) return {};
+  const grpc::Slice first = all.sub(0, end), others = all.sub(end, all.size());
+  message = grpc::ByteBuffer(&first, 1);
+  return grpc::ByteBuffer(&others, 1);
+}
+
+void WholeStream::StartWriting(grpc::ByteBuffer* message) {
+  std::vector<grpc::Slice> slices;
+  const bool ok = message->Dump(&slices).ok();
+  written_.insert(written_.end(), slices.begin(), slices.end());
+  WriteDone(ok);
+}
+
+void WholeStream::FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) {
+  if (last != nullptr) StartWriting(last);
+  grpc::ByteBuffer all(written_.data(), written_.size());
+  FinishReply<grpc::ServerUnaryReactor>(*this, reply_, last == nullptr ? nullptr : &all, status);
 }
 
 void ReadStream::FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) {

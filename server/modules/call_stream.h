@@ -13,6 +13,7 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
+#include <grpcpp/support/slice.h>
 
 #include <atomic>
 #include <cstdint>
@@ -22,6 +23,7 @@
 #include <stop_token>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -73,6 +75,8 @@ class CallStream : public WatchedCall {
   bool is_unix_socket() const { return unix_socket_; }
   // The handler's: tensors that it takes from shared memory and will leave there.
   void Shared(int64_t received_bytes, int64_t sent_bytes);
+  // How many bytes of payloads, beside those in shared memory, may come and go.
+  virtual int64_t most_payload_bytes() const { return INT64_MAX; }
   // The handler's: of messages and shared memory so far.
   int64_t received_bytes() const { return received_bytes_; }
   int64_t sent_bytes() const { return sent_bytes_; }
@@ -84,6 +88,8 @@ class CallStream : public WatchedCall {
  protected:
   // The reactor's side: a message of a stream; the end, with the last message, null: there is none.
   virtual void StartReading(grpc::ByteBuffer*) {}
+  // Leaves the first of the messages that this one is made of, and returns the others.
+  virtual grpc::ByteBuffer TakeOthers(grpc::ByteBuffer&) const { return {}; }
   virtual void StartWriting(grpc::ByteBuffer*) {}
   virtual void FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) = 0;
   void ReadDone(bool ok);
@@ -135,7 +141,7 @@ class CallStream : public WatchedCall {
 // A message that gRPC writes and the one behind it, each a chunk with its header.
 inline constexpr CallCost kStreamedReply{2 * (kChunkBytes + (int64_t{1} << 10))};
 
-// The four kinds, over gRPC's reactors.
+// The kinds, over gRPC's reactors.
 class UnaryStream final : public grpc::ServerUnaryReactor, public CallStream {
  public:
   UnaryStream(const StreamDeps& deps, grpc::CallbackServerContext& context, CallCost cost,
@@ -148,6 +154,25 @@ class UnaryStream final : public grpc::ServerUnaryReactor, public CallStream {
   void FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) override;
 
   grpc::ByteBuffer& reply_;
+};
+
+// A stream's messages end to end, as one message each way.
+class WholeStream final : public grpc::ServerUnaryReactor, public CallStream {
+ public:
+  WholeStream(const StreamDeps& deps, grpc::CallbackServerContext& context, CallCost cost,
+              const grpc::ByteBuffer& request, grpc::ByteBuffer& reply)
+      : CallStream(deps, context, cost, &request), reply_(reply) {}
+  void OnCancel() override { Cancelled(); }
+  void OnDone() override { Done(); }
+  int64_t most_payload_bytes() const override { return kWholeBytes; }
+
+ private:
+  grpc::ByteBuffer TakeOthers(grpc::ByteBuffer& message) const override;
+  void StartWriting(grpc::ByteBuffer* message) override;
+  void FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) override;
+
+  grpc::ByteBuffer& reply_;
+  std::vector<grpc::Slice> written_;
 };
 
 class ReadStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>, public CallStream {

@@ -308,6 +308,7 @@ absl::Status ModuleCalls::Register(ModuleCall& call) {
   response.set_token(deps_.table.TokenOf(*module));
   *response.mutable_status() = module->Status();
   response.set_carry_streams(kCarryStreams);
+  response.set_whole_bytes(kWholeBytes);
   *response.mutable_plan() = module->record().plan;
   return Reply(call.stream, response);
 }

@@ -220,6 +220,23 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ModulesService::Bac
   return StartBidi(ModuleMethod::kBackward, context);
 }
 
+WholeStream* ModulesService::StartWhole(ModuleMethod method, Context* context, const Bytes* request,
+                                        Bytes* reply) {
+  auto* stream = new WholeStream(deps_.streams, *context, CallCost(kWholeBytes), *request, *reply);
+  Start(method, *stream);
+  return stream;
+}
+
+grpc::ServerUnaryReactor* ModulesService::ForwardWhole(Context* context, const Bytes* request,
+                                                       Bytes* reply) {
+  return StartWhole(ModuleMethod::kForward, context, request, reply);
+}
+
+grpc::ServerUnaryReactor* ModulesService::BackwardWhole(Context* context, const Bytes* request,
+                                                        Bytes* reply) {
+  return StartWhole(ModuleMethod::kBackward, context, request, reply);
+}
+
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ModulesService::Carry(
     Context* context) {
   return StartBidi(ModuleMethod::kCarry, context);

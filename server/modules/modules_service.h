@@ -32,7 +32,10 @@ using ModulesServiceBase = v1::Modules::WithRawCallbackMethod_Forward<
         v1::Modules::WithRawCallbackMethod_SumGradients<
             v1::Modules::WithRawCallbackMethod_Step<v1::Modules::WithRawCallbackMethod_PutTensors<
                 v1::Modules::WithRawCallbackMethod_GetTensors<
-                    v1::Modules::WithRawCallbackMethod_Carry<ModulesWithLife>>>>>>>>;
+                    v1::Modules::WithRawCallbackMethod_Carry<
+                        v1::Modules::WithRawCallbackMethod_ForwardWhole<
+                            v1::Modules::WithRawCallbackMethod_BackwardWhole<
+                                ModulesWithLife>>>>>>>>>>;
 
 class ModulesService final : public ModulesServiceBase {
  public:
@@ -59,6 +62,10 @@ class ModulesService final : public ModulesServiceBase {
   grpc::ServerUnaryReactor* Release(Context* context, const Bytes* request, Bytes* reply) override;
   grpc::ServerBidiReactor<Bytes, Bytes>* Forward(Context* context) override;
   grpc::ServerBidiReactor<Bytes, Bytes>* Backward(Context* context) override;
+  grpc::ServerUnaryReactor* ForwardWhole(Context* context, const Bytes* request,
+                                         Bytes* reply) override;
+  grpc::ServerUnaryReactor* BackwardWhole(Context* context, const Bytes* request,
+                                          Bytes* reply) override;
   grpc::ServerBidiReactor<Bytes, Bytes>* Carry(Context* context) override;
   grpc::ServerUnaryReactor* GradientStats(Context* context, const Bytes* request,
                                           Bytes* reply) override;
@@ -75,6 +82,8 @@ class ModulesService final : public ModulesServiceBase {
   // Refuses a caller, or an address, that has as many calls as it may.
   absl::Status Enter(ModuleMethod method, CallStream& stream, const std::string& caller);
   BidiStream* StartBidi(ModuleMethod method, Context* context);
+  WholeStream* StartWhole(ModuleMethod method, Context* context, const Bytes* request,
+                          Bytes* reply);
   void Serve(ModuleMethod method, CallStream& stream, const std::string& caller);
   void Finish(ModuleMethod method, CallStream& stream, const std::string& caller,
               const absl::Status& status);

@@ -89,6 +89,17 @@ absl::Status CheckTold(const std::vector<PayloadSpec>& specs,
                     absl::StrCat(told[n].tensor()));
 }
 
+// A call of one message each way has small payloads, and no streams beside it.
+absl::Status CheckMost(int64_t bytes, const ToldPayloads& told, const CallStream& stream) {
+  const int64_t most = stream.most_payload_bytes();
+  if (most == INT64_MAX) return absl::OkStatus();
+  if (!told.carry.empty()) return FieldError(reason::kBadField, "carry", "none", "one");
+  if (bytes <= most) return absl::OkStatus();
+  return FieldError(reason::kSizeMismatch, "payload",
+                    absl::StrCat("at most ", most, " bytes each way; larger ones are streamed"),
+                    absl::StrCat(bytes, " bytes"));
+}
+
 // Has `take` say of each chunk until half-close where it lands: it calls land(to, call_bytes).
 template <class Take>
 absl::Status ReadChunks(CallStream& stream, const google::protobuf::Descriptor& type,
@@ -138,12 +149,15 @@ absl::StatusOr<Payloads> Payloads::Make(std::vector<PayloadSpec> specs, const To
   Payloads payloads;
   RETURN_IF_ERROR(payloads.FindShared(specs, told, memory, stream));
   RETURN_IF_ERROR(CheckTold(specs, told.sizes, payloads.shared_.shared));
-  int64_t staged_bytes = 0;
+  int64_t staged_bytes = 0, in = 0, out = 0;
   for (const PayloadSpec& spec : specs) {
     std::byte* shared = payloads.shared_.shared[SharedNameOf(spec.field)];
     payloads.placed_.push_back({spec, shared, nullptr});
-    if (shared == nullptr) staged_bytes += AlignedSize(spec.bytes);
+    if (shared != nullptr) continue;
+    staged_bytes += AlignedSize(spec.bytes);
+    if (spec.travels) (spec.is_input ? in : out) += spec.bytes;
   }
+  RETURN_IF_ERROR(CheckMost(std::max(in, out), told, stream));
   ASSIGN_OR_RETURN(Ticket ticket, memory.admission.HoldStaging(memory.caller, staged_bytes));
   for (PlacedPayload& placed : payloads.placed_) {
     if (placed.data != nullptr) continue;

@@ -16,6 +16,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "attention/random_problem.h"
 #include "proto/attnd/v1/problem_codec.h"
@@ -162,6 +163,10 @@ class Methods {
     backward.mutable_forward()->clear_sequence();
     calls_[absl::StrCat(kModules, "Backward")] =
         ModuleStreamOf<v1::ModuleBackwardRequest>(backward, {{kX, x}, {kDy, x}});
+    for (const char* method : {"Forward", "Backward"}) {
+      const Messages& streamed = calls_.at(absl::StrCat(kModules, method));
+      calls_[absl::StrCat(kModules, method, "Whole")] = {absl::StrJoin(streamed, "")};
+    }
     v1::GradientStatsRequest stats;
     stats.set_token(token);
     stats.set_sequence(1);

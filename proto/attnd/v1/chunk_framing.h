@@ -14,6 +14,9 @@ inline constexpr int64_t kMaxChunkBytes = int64_t{4} << 20;  // of data, either 
 inline constexpr int64_t kChunkBytes = int64_t{1} << 20;
 inline constexpr int64_t kLargeChunkBytes = (int64_t{4} << 20) - (int64_t{64} << 10);
 
+// The payloads of a call that is one message each way, together each way.
+inline constexpr int64_t kWholeBytes = int64_t{64} << 10;
+
 // A whole message with the header's bytes.
 std::string FrameHeader(const std::string& header);
 // Makes the bytes that stand before `data_bytes` of the payload with this field number, from its
