@@ -187,6 +187,29 @@ TEST_P(ModuleConformance, PartsOfACallGiveItsBits) {
   }
 }
 
+// What the first layer of two gives is float32.
+TEST_P(ModuleConformance, PartsOfACallLeaveYWhereXLay) {
+  const std::unique_ptr<ModuleEngine> cutting =
+      MakeCudaModuleEngine(*attention_, {.part_bytes = 1});
+  ModuleLayout layout = NormAndLinear(element_);
+  layout.blocks[0].ops.back().wide = true;
+  layout.layers = {{.prefix = "0."}, {.prefix = "1."}};
+  ReferenceFixture fixture(layout, 3, Rounding::kElements);
+  fixture.SetRows({.batch = 3, .length = 64});
+  EngineUnderTest engine(*cutting, fixture, EngineUnderTest::LimitsOf(fixture, Recompute::kNone));
+  const Bytes x = BytesOf(fixture.inputs.x, element_);
+  Bytes y(fixture.inputs.x.size() * 4), both = x;
+  both.resize(y.size());
+  const ModuleForwardCall call{
+      .rows = &fixture.inputs.rows, .x = x, .layers = {0, 1}, .y = absl::MakeSpan(y)};
+  ModuleForwardCall over = call;
+  over.x = absl::MakeConstSpan(both).first(x.size());
+  over.y = absl::MakeSpan(both);
+  CheckOk(engine.instance().Forward(call).status());
+  CheckOk(engine.instance().Forward(over).status());
+  EXPECT_TRUE(both == y);
+}
+
 TEST_P(ModuleConformance, StepsGiveTheCpuEnginesBits) {
   const std::unique_ptr<Backend> cpu_attention = MakeCpuBackend({.threads = 1});
   const std::unique_ptr<ModuleEngine> cpu_engine = MakeCpuModuleEngine(1, *cpu_attention);

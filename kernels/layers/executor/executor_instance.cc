@@ -251,7 +251,11 @@ std::vector<InstanceCall> ExecutorInstance::PartsOf(const InstanceCall& call,
   // Masks depend on a sequence's place in the call; what comes beside x is in no such parts.
   const bool is_alone =
       !rows.is_packed() && !rows.bool_mask.has_value() && call.memory.data == nullptr;
-  if (most < 2 || !is_alone || HasMask(graph, layers)) return {};
+  // y may lie where x does: rows of a part must not reach into the next one's before those are
+  // here.
+  const bool leaves_others =
+      layers.size() > 1 || graph.BorderElement(layers.first) == graph.BorderElement(layers.end);
+  if (most < 2 || !is_alone || !leaves_others || HasMask(graph, layers)) return {};
   const int64_t together = kTensorAlignment / std::gcd(rows.length, kTensorAlignment);
   const int64_t count = RoundUp(DivideUp(rows.batch, std::min(most, kMostParts)), together);
   std::vector<InstanceCall> parts;
@@ -278,8 +282,8 @@ LayerValues ExecutorInstance::ForwardValues(int64_t layer, const InstanceCall& p
     values.values[value] = Behind(values.values[value], first_row * shapes.values[value].columns);
   }
   for (int64_t op : shapes.attention_ops) {
-    if (values.lse[op] != nullptr)
-      values.lse[op] += first_row * AttentionOf(graph, layer, op).q.heads;
+    float*& lse = values.lse[op];
+    if (lse != nullptr) lse += first_row * AttentionOf(graph, layer, op).q.heads;
   }
   values.values[kMemoryValue] = {const_cast<void*>(part.memory.data), part.memory.element};
   for (int64_t value = kFirstOpValue; value + 1 < ops + kFirstOpValue; ++value) {
