@@ -187,7 +187,7 @@ TEST_P(ModuleConformance, PartsOfACallGiveItsBits) {
   }
 }
 
-// What the first layer of two gives is float32.
+// The first layer of two gives float32.
 TEST_P(ModuleConformance, PartsOfACallLeaveYWhereXLay) {
   const std::unique_ptr<ModuleEngine> cutting =
       MakeCudaModuleEngine(*attention_, {.part_bytes = 1});

@@ -87,8 +87,8 @@ class LaunchQueue {
   // The host's bytes stay as they are until the next Flush. Kernels that are queued leave the
   // device's alone.
   absl::Status Upload(const cuda::HostCopy& copy);
-  // Of what the kernels that are queued have written. The host has it after the next Flush; kernels
-  // that are added before that leave the device's bytes as they are.
+  // Copies bytes that kernels which are queued have written. The host has them after the next
+  // Flush; kernels that are added before that leave the device's as they are.
   absl::Status Download(const cuda::HostCopy& copy);
   // Seconds of all launches so far, as the GPU's own events measure them.
   const cuda::DeviceTimes& times() const { return times_; }

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "base/round_up.h"
 #include "base/status_macros.h"
+#include "kernels/layers/executor/sequence_parts.h"
 #include "modules/optimizer_step.h"
 #include "modules/tensor_bytes.h"
 
@@ -18,27 +17,11 @@ namespace {
 
 constexpr int64_t kFloatBytes = 4;
 
-// Few, so that kernels of one part fill a GPU.
-constexpr int64_t kMostParts = 4;
-
 // The tensor from number `first` on; null stays null.
 Tensor Behind(const Tensor& tensor, int64_t first) {
   if (tensor.data == nullptr) return tensor;
   return {static_cast<std::byte*>(tensor.data) + first * ElementBytes(tensor.element),
           tensor.element};
-}
-
-const AttentionOp& AttentionOf(const ModuleGraph& graph, int64_t layer, int64_t op) {
-  return std::get<AttentionOp>(graph.BlockOf(layer).ops[op].kind);
-}
-
-bool HasMask(const ModuleGraph& graph, LayerRange layers) {
-  for (int64_t layer = layers.first; layer < layers.end; ++layer) {
-    for (int64_t op : graph.ShapesOf(layer).attention_ops) {
-      if (AttentionOf(graph, layer, op).mask.has_value()) return true;
-    }
-  }
-  return false;
 }
 
 absl::Status Stopped(const std::stop_token& stop) {
@@ -241,32 +224,6 @@ absl::Status ExecutorInstance::BeforeOp(const InstanceCall& call) {
   return absl::OkStatus();
 }
 
-// Parts begin where tensors may, whatever their width.
-std::vector<InstanceCall> ExecutorInstance::PartsOf(const InstanceCall& call,
-                                                    LayerRange layers) const {
-  const ModuleGraph& graph = module_->graph;
-  const CallRows& rows = call.rows;
-  const int64_t bytes = rows.rows() * graph.layout().width * ElementBytes(tensors_.element());
-  const int64_t most = device_->PartBytes() == 0 ? 1 : bytes / device_->PartBytes();
-  // Masks depend on a sequence's place in the call; what comes beside x is in no such parts.
-  const bool is_alone =
-      !rows.is_packed() && !rows.bool_mask.has_value() && call.memory.data == nullptr;
-  // y may lie where x does: rows of a part must not reach into the next one's before those are
-  // here.
-  const bool leaves_others =
-      layers.size() > 1 || graph.BorderElement(layers.first) == graph.BorderElement(layers.end);
-  if (most < 2 || !is_alone || !leaves_others || HasMask(graph, layers)) return {};
-  const int64_t together = kTensorAlignment / std::gcd(rows.length, kTensorAlignment);
-  const int64_t count = RoundUp(DivideUp(rows.batch, std::min(most, kMostParts)), together);
-  std::vector<InstanceCall> parts;
-  for (int64_t first = 0; first < rows.batch; first += count) {
-    InstanceCall& part = parts.emplace_back(call);
-    part.rows = rows.Sequences(first, std::min(count, rows.batch - first));
-    part.positions = part.rows.ResolvedPositions();
-  }
-  return parts;
-}
-
 LayerValues ExecutorInstance::ForwardValues(int64_t layer, const InstanceCall& part,
                                             int64_t first_row, const Kept* kept) const {
   const ModuleGraph& graph = module_->graph;
@@ -283,7 +240,8 @@ LayerValues ExecutorInstance::ForwardValues(int64_t layer, const InstanceCall& p
   }
   for (int64_t op : shapes.attention_ops) {
     float*& lse = values.lse[op];
-    if (lse != nullptr) lse += first_row * AttentionOf(graph, layer, op).q.heads;
+    if (lse == nullptr) continue;
+    lse += first_row * std::get<AttentionOp>(graph.BlockOf(layer).ops[op].kind).q.heads;
   }
   values.values[kMemoryValue] = {const_cast<void*>(part.memory.data), part.memory.element};
   for (int64_t value = kFirstOpValue; value + 1 < ops + kFirstOpValue; ++value) {
@@ -367,7 +325,7 @@ absl::Status ExecutorInstance::RunForward(const ModuleForwardCall& call, const I
   const ElementType x_element = graph.BorderElement(layers.first);
   const ElementType y_element = graph.BorderElement(layers.end);
   const Tensor x = InputOf(layers.first, kept), y = InputOf(layers.end, nullptr);
-  const std::vector<InstanceCall> cut = PartsOf(of, layers);
+  const std::vector<InstanceCall> cut = PartsOf(graph, of, layers, device_->PartBytes());
   const absl::Span<const InstanceCall> whole(&of, 1);
   const absl::Span<const InstanceCall> parts = cut.empty() ? whole : absl::MakeConstSpan(cut);
   for (int64_t layer = layers.first; layer < layers.end; ++layer) {

@@ -107,9 +107,6 @@ class ExecutorInstance : public ModuleInstance {
   // The call's memory input, to where ops read it.
   absl::Status BringMemory(const ModuleForwardCall& call, const Kept* kept, InstanceCall& of);
   absl::Status BeforeOp(const InstanceCall& call);
-  // Cuts the sequences of a forward call; empty: it stays whole. Its first layer and its last one
-  // run part by part, each when its rows of x have come, and before its rows of y go.
-  std::vector<InstanceCall> PartsOf(const InstanceCall& call, LayerRange layers) const;
   // Where the layer's values lie but the last one, which is null unless it is kept; of a part from
   // row `first_row` of the whole call on.
   LayerValues ForwardValues(int64_t layer, const InstanceCall& part, int64_t first_row,
