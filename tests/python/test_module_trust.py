@@ -119,7 +119,15 @@ def test_a_slice_of_a_sequential_is_called_as_one():
         here.layers[1:].state_dict())
 
 
+@pytest.fixture(params=[None, "cpu"], ids=["no default device", "default device"])
+def default_device(request):
+    torch.set_default_device(request.param)
+    yield
+    torch.set_default_device(None)
+
+
 @MODES
+@pytest.mark.usefixtures("default_device")
 def test_layers_in_a_list_of_ones_own_are_moved_and_train(mode):
     nets = pair(mode)
     for net in nets:

@@ -23,7 +23,7 @@ def connected(client):
     torch.manual_seed(int(torch.initial_seed()) % 2**31)
     torch.set_default_device(DEVICE)
     yield
-    torch.set_default_device("cpu")
+    torch.set_default_device(None)
 
 
 def make(*shape, dtype=torch.float32):
@@ -155,7 +155,7 @@ def test_small_gradients_survive_float16_on_the_wire(client, size):
 
 @pytest.mark.parametrize("dtype", UNIT, ids=str)
 def test_numpy_client_takes_tensors_by_dlpack(client, dtype):
-    torch.set_default_device("cpu")
+    torch.set_default_device(None)
     tensors = [torch.randn(2, 9, 4, 16).to(dtype).transpose(1, 2) for _ in range(3)]
     got = torch.from_dlpack(client.forward(*tensors).out) if dtype != torch.bfloat16 else \
         torch.from_numpy(client.forward(*tensors).out.view("int16")).view(torch.bfloat16)

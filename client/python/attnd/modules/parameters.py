@@ -137,7 +137,8 @@ def _is_moved(name: str, how: str, arguments: Sequence[Any], keywords: Optional[
         return False
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not nn.Module._apply.__code__:
-        is_inside = frame.f_globals.get("__name__") in (__name__, nn.Module.__module__)
+        is_inside = (frame.f_globals.get("__name__") in (__name__, nn.Module.__module__)
+                     or frame.f_code.co_name == "__torch_function__")  # of a mode, as a default device is one
         frame = frame.f_back if is_inside else None
     if frame is None:
         return False
