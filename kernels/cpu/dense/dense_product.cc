@@ -122,59 +122,77 @@ class DenseItem {
   };
 
   Rows LoadA(int64_t k, int64_t depth) const {
-    const bool is_plain = p_.a.element == ElementType::kFloat32 && p_.operand == p_.a.element;
     if (p_.a_order == DenseOrder::kRows) {
-      const int64_t at = first_row_ * p_.a.stride + k;
-      if (is_plain) return {static_cast<const float*>(p_.a.data) + at, p_.a.stride, 1};
-      LoadRows(p_.a, at, rows_, depth, a_, kDenseDepth);
+      LoadRows(p_.a, first_row_ * p_.a.stride + k, rows_, depth, a_, kDenseDepth);
       return {a_, kDenseDepth, 1};
     }
     LoadRows(p_.a, k * p_.a.stride + first_row_, depth, rows_, a_, kDenseRows);
     return {a_, 1, kDenseRows};
   }
 
-  // [depth][kDensePanel], whatever lies beyond the columns.
-  const float* LoadB(int64_t k, int64_t depth, int64_t column) const {
-    if (p_.b_order == DenseOrder::kPanels) {
-      const int64_t at = (column / kDensePanel * p_.depth + k) * kDensePanel;
-      return Floats(p_.b.element, p_.b.data, at, depth * kDensePanel, b_);
-    }
+  // Strips of kPanelColumns columns of a panel, [depth][kPanelColumns] each, whatever lies beyond
+  // the columns.
+  struct Strips {
+    const float* data;
+    int64_t step;  // from one to the next
+  };
+
+  Strips LoadB(int64_t k, int64_t depth, int64_t column) const {
+    constexpr int64_t kStep = kDenseDepth * kPanelColumns;
     const int64_t count = std::min(kDensePanel, p_.columns - column);
-    LoadRows(p_.b, k * p_.b.stride + column, depth, count, b_, kDensePanel);
-    return b_;
+    if (p_.b_order != DenseOrder::kPanels) {
+      LoadRows(p_.b, k * p_.b.stride + column, depth, count, b_, kPanelColumns, kStep);
+      return {b_, kStep};
+    }
+    const int64_t at = column * p_.depth + k * kPanelColumns, step = p_.depth * kPanelColumns;
+    if (p_.b.element == ElementType::kFloat32) {
+      return {static_cast<const float*>(p_.b.data) + at, step};
+    }
+    for (int64_t n = 0, strip = 0; n < count; n += kPanelColumns, ++strip) {
+      LoadFloats(p_.b.element, p_.b.data, at + strip * step, depth * kPanelColumns,
+                 b_ + strip * kStep);
+    }
+    return {b_, kStep};
   }
 
-  // Rows of `count` numbers, the first from `index` on, to rows of `step` floats.
+  // Rows of `count` numbers, the first from `index` on, to rows of `step` floats; `strip_step`: to
+  // such rows of each strip.
   void LoadRows(const DenseMatrix& from, int64_t index, int64_t rows, int64_t count, float* out,
-                int64_t step) const {
+                int64_t step, int64_t strip_step = 0) const {
+    const int64_t strip = strip_step == 0 ? count : step;
     for (int64_t r = 0; r < rows; ++r, index += from.stride, out += step) {
       if (r + kRowsAhead < rows) {
         AskFor(from.element, from.data, index + kRowsAhead * from.stride, count);
       }
-      Load(from, index, count, out);
+      for (int64_t n = 0, at = 0; n < count; n += strip, at += strip_step) {
+        Load(from, index + n, std::min(strip, count - n), out + at);
+      }
     }
   }
 
   void Load(const DenseMatrix& from, int64_t index, int64_t count, float* out) const {
-    if (from.element == ElementType::kFloat32 && p_.operand == from.element) {
-      std::memcpy(out, static_cast<const float*>(from.data) + index, count * sizeof(float));
-      return;
+    if (from.element == ElementType::kFloat32 && count % kLanes == 0) {
+      const float* at = static_cast<const float*>(from.data) + index;
+      for (int64_t n = 0; n < count; n += kLanes) {
+        hn::StoreU(hn::LoadU(FloatTag(), at + n), FloatTag(), out + n);
+      }
+    } else {
+      LoadFloats(from.element, from.data, index, count, out);
     }
-    LoadFloats(from.element, from.data, index, count, out);
     if (from.element != p_.operand) RoundFloats(p_.operand, out, count);
   }
 
-  void Multiply(const Rows& a, const float* b, int64_t depth, int64_t column, bool accumulate) {
+  void Multiply(const Rows& a, Strips b, int64_t depth, int64_t column, bool accumulate) {
     const int64_t wanted = std::min(kDensePanel, columns_ - column);
     const DepthRuns all = {{{0, static_cast<int>(depth)}}, 1};
-    for (int64_t n = 0; n < wanted; n += kPanelColumns) {
+    for (int64_t n = 0; n < wanted; n += kPanelColumns, b.data += b.step) {
       const int vectors =
           static_cast<int>((std::min<int64_t>(kPanelColumns, wanted - n) + kLanes - 1) / kLanes);
       const RegisterTileFunction whole = ChooseTile(kTileRows, vectors);
       for (int64_t m = 0; m < rows_; m += kTileRows) {
         const int rows = static_cast<int>(std::min<int64_t>(kTileRows, rows_ - m));
         const RegisterTileFunction tile = rows == kTileRows ? whole : ChooseTile(rows, vectors);
-        tile(a.data + m * a.row, a.row, a.k, b + n, kDensePanel, all,
+        tile(a.data + m * a.row, a.row, a.k, b.data, kPanelColumns, all,
              sums_ + m * kDenseColumns + column + n, kDenseColumns, accumulate);
       }
     }
@@ -232,18 +250,22 @@ void PackPanelImpl(const PanelSource& source, int64_t panel, ElementType operand
   constexpr int64_t kStep = 16;  // of the depth: a cache line of each row of the source
   const int64_t first = panel * kDensePanel;
   const int64_t count = std::min(kDensePanel, source.columns - first);
-  alignas(64) float rows[kDensePanel * kStep] = {}, turned[kDensePanel * kStep];
+  alignas(64) float rows[kDensePanel * kStep] = {}, turned[kPanelColumns * kStep];
   for (int64_t k = 0; k < source.depth; k += kStep) {
     const int64_t depth = std::min(kStep, source.depth - k);
     for (int64_t n = 0; n < count; ++n) {
       LoadFloats(source.matrix.element, source.matrix.data, (first + n) * source.matrix.stride + k,
                  depth, rows + n * kStep);
     }
-    for (int64_t n = 0; n < kDensePanel; ++n) {
-      for (int64_t at = 0; at < kStep; ++at) turned[at * kDensePanel + n] = rows[n * kStep + at];
+    for (int64_t n = 0; n < kDensePanel; n += kPanelColumns) {
+      for (int64_t column = 0; column < kPanelColumns; ++column) {
+        for (int64_t at = 0; at < kStep; ++at) {
+          turned[at * kPanelColumns + column] = rows[(n + column) * kStep + at];
+        }
+      }
+      StoreFloats(turned, operand, packed, (first + n) * source.depth + k * kPanelColumns,
+                  depth * kPanelColumns);
     }
-    StoreFloats(turned, operand, packed, (panel * source.depth + k) * kDensePanel,
-                depth * kDensePanel);
   }
 }
 

@@ -8,7 +8,8 @@
 // C is cut into items.
 //
 // An item is at most kDenseRows × kDenseColumns of C, for one thread with scratch of its own. B
-// comes in panels, or row by row; A as it lies, where it is float32, else from scratch. Any thread.
+// comes in panels, or row by row. A stretch of A is copied to scratch first: where rows of a matrix
+// lie a multiple of 4 KiB apart, few of them fit into a cache at once. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -74,8 +75,9 @@ int64_t DenseItemRows(const DenseProduct& product, int threads);
 int64_t DenseItems(const DenseProduct& product);
 void RunDenseItem(const DenseProduct& product, int64_t item, float* scratch);
 
-// B(k, n) = source[n][k] in panels of kDensePanel columns, in the operands' element: [depth]
-// [kDensePanel] each, zero beyond `columns`, or tiles.
+// B(k, n) = source[n][k] in panels of kDensePanel columns, in the operands' element, zero beyond
+// `columns`: strips of as many columns as a register tile has, [depth][those columns] each, so that
+// a strip's stretch is contiguous; or tiles.
 inline int64_t DensePanels(int64_t columns) { return RoundUp(columns, kDensePanel) / kDensePanel; }
 inline int64_t PackedElements(int64_t columns, int64_t depth) {
   return DensePanels(columns) * kDensePanel * RoundUp(depth, kTileDepth);
