@@ -1,7 +1,6 @@
 // The client's residuals against real servers: the same bits with leases as without, whatever
 // becomes of them, and nothing left behind.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <memory>
@@ -9,20 +8,17 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "client/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/fixtures/daemon_fixture.h"
+#include "tests/fixtures/unique_name.h"
 
 namespace attnd {
 namespace {
 
-std::string NewSocket() {
-  static int count = 0;
-  return absl::StrCat("unix-abstract:attnd_lease_", getpid(), "_", count++);
-}
+std::string NewSocket() { return UniqueName("unix-abstract:attnd_lease_"); }
 
 ServerOptions OptionsAt(const std::string& address) {
   ServerOptions options = TestOptions();

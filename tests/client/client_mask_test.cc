@@ -1,20 +1,19 @@
 // The client's masks by description against real daemons: the engine's bits however a call is cut,
 // and whatever a daemon has forgotten; large masks travel once.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "attention/problem.h"
 #include "attention/random_problem.h"
 #include "client/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/fixtures/call_outputs.h"
 #include "tests/fixtures/daemon_fixture.h"
+#include "tests/fixtures/unique_name.h"
 #include "tests/masks/small_masks.h"
 
 namespace attnd {
@@ -124,7 +123,7 @@ TEST(ClientMask, EachReplicaAsksForAMaskOnce) {
 }
 
 TEST(ClientMask, NobodyNoticesThatADaemonHasForgotten) {
-  const std::string address = absl::StrCat("unix-abstract:attnd_mask_", getpid());
+  const std::string address = UniqueName("unix-abstract:attnd_mask_");
   ServerOptions options = TestOptions();
   options.listen = {address};
   auto daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), options);
@@ -203,7 +202,7 @@ ServerOptions SmallMessages(const std::string& address) {
 
 // Over TCP in chunks, over a unix socket in shared memory; whole, by id, and whole again.
 TEST(ClientMask, AMaskLargerThanAMessageIsAMask) {
-  const std::string path = absl::StrCat("unix:/tmp/attnd_client_mask_", getpid());
+  const std::string path = UniqueName("unix:/tmp/attnd_client_mask_");
   auto engine = MakeCpuBackend({.threads = 2});
   const Problem p = WithLongLists();
   const ProblemInputs in = RandomInputs(p, 1);
@@ -241,7 +240,7 @@ TEST(ClientMask, ALongMaskThatADaemonRefusesSaysTheLimit) {
 
 // Between the forward and a backward on its residual; sooner or later, wherever it is.
 TEST(ClientMask, ALeasedBackwardOutlivesARestartAndAnothersMasks) {
-  const std::string address = absl::StrCat("unix-abstract:attnd_lease_", getpid());
+  const std::string address = UniqueName("unix-abstract:attnd_lease_");
   ServerOptions options = TestOptions();
   options.listen = {address};
   auto engine = MakeCpuBackend({.threads = 2});

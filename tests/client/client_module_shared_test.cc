@@ -1,7 +1,6 @@
 // The C++ client's module calls on the daemon's host: tensors in shared memory give the bytes that
 // the socket gives, also once the daemon has been started anew and knows neither module nor memory.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <memory>
 
@@ -9,6 +8,7 @@
 #include "tests/daemon/trained_module.h"
 #include "tests/fixtures/daemon_counts.h"
 #include "tests/fixtures/daemon_fixture.h"
+#include "tests/fixtures/unique_name.h"
 
 namespace attnd {
 namespace {
@@ -16,9 +16,8 @@ namespace {
 constexpr uint32_t kManyRows = 4096;  // 128 KiB a tensor
 
 ServerOptions ModulesOnThisHost() {
-  static int count = 0;
   ServerOptions options = WithMetrics();
-  options.listen = {absl::StrCat("unix:/tmp/attnd_client_module_", getpid(), "_", ++count)};
+  options.listen = {UniqueName("unix:/tmp/attnd_client_module_")};
   options.modules.memory = {int64_t{64} << 20, int64_t{64} << 20};
   return options;
 }

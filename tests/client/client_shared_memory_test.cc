@@ -1,7 +1,6 @@
 // The C++ client's shared memory with a real daemon: the bytes that the socket gives, with one copy
 // or none; and what becomes of calls when it cannot be had, or goes away.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <memory>
@@ -10,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "client/attention_client.h"
@@ -20,14 +18,14 @@
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/gated_backend.h"
 #include "tests/fixtures/gated_daemon.h"
+#include "tests/fixtures/unique_name.h"
 
 namespace attnd {
 namespace {
 
 ServerOptions UnixOptions() {
-  static int count = 0;
   ServerOptions options = TestOptions();
-  options.listen = {absl::StrCat("unix:/tmp/attnd_client_shm_", getpid(), "_", ++count)};
+  options.listen = {UniqueName("unix:/tmp/attnd_client_shm_")};
   return options;
 }
 

@@ -26,6 +26,7 @@
 #include "tests/daemon/streamed_request.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/raw_http2.h"
+#include "tests/fixtures/unique_name.h"
 #include "tests/fixtures/wire_request.h"
 
 namespace attnd {
@@ -87,7 +88,7 @@ TEST(DaemonFlood, HoldsIdleConnectionsToItsLimitAndTakesNewOnesWhenTheyGo) {
 }
 
 TEST(DaemonFlood, HoldsConnectionsOfAUnixSocketToTheSameLimit) {
-  const std::string path = absl::StrCat("/tmp/attnd_flood_", getpid());
+  const std::string path = UniqueName("/tmp/attnd_flood_");
   ServerOptions options = TestOptions();
   options.listen = {absl::StrCat("unix:", path)};
   options.transport.max_connections = 3;

@@ -16,6 +16,7 @@
 #include "tests/daemon/lease_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/gated_daemon.h"
+#include "tests/fixtures/unique_name.h"
 #include "tests/fixtures/wire_request.h"
 
 namespace attnd {
@@ -93,7 +94,7 @@ TEST(DaemonLease, TellsHowLongAndHowMuchItHolds) {
 TEST(DaemonLease, KnowsATokenOfAnotherReplica) {
   ServerOptions options = LeaseOptions();
   Daemon first(std::make_unique<ReferenceBackend>(), options);
-  options.listen = {"127.0.0.1:0", absl::StrCat("unix-abstract:replica_", getpid())};
+  options.listen = {"127.0.0.1:0", UniqueName("unix-abstract:replica_")};
   Daemon second(std::make_unique<ReferenceBackend>(), options);
   LeaseCaller alice(first, kAlice), elsewhere(second, kAlice);
   v1::ForwardResponse forward = alice.Keep(SmallProblem());

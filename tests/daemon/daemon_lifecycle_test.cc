@@ -36,6 +36,7 @@
 #include "tests/fixtures/daemon_process.h"
 #include "tests/fixtures/gated_backend.h"
 #include "tests/fixtures/gated_daemon.h"
+#include "tests/fixtures/unique_name.h"
 #include "tests/fixtures/wire_request.h"
 
 namespace attnd {
@@ -276,7 +277,7 @@ TEST(DaemonStart, RefusesAPortInUse) {
 }
 
 TEST(DaemonStart, RefusesAUnixSocketThatAnotherServesButTakesADeadOnes) {
-  const std::string path = absl::StrCat("/tmp/attnd_taken_", getpid());  // 107 bytes at most
+  const std::string path = UniqueName("/tmp/attnd_taken_");  // 107 bytes at most
   ServerOptions options = TestOptions();
   options.listen = {absl::StrCat("unix:", path)};
   RealClock clock;
@@ -653,7 +654,7 @@ TEST(DaemonBinary, ServesWithTheFewestDescriptors) {
 }
 
 TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
-  const std::string file = absl::StrCat("/tmp/attnd_flags_", getpid());  // at most 107 bytes
+  const std::string file = UniqueName("/tmp/attnd_flags_");  // at most 107 bytes
   std::ofstream(file) << "no socket";
   struct Case {
     std::vector<std::string> flags;

@@ -2,7 +2,6 @@
 // what they mean inside, and what is wrong with them is said before a tensor is looked at.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <functional>
 #include <memory>
@@ -12,7 +11,6 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "proto/attnd/v1/mask_codec.h"
@@ -21,6 +19,7 @@
 #include "tests/daemon/shared_memory_caller.h"
 #include "tests/daemon/streamed_request.h"
 #include "tests/fixtures/daemon_fixture.h"
+#include "tests/fixtures/unique_name.h"
 #include "tests/fixtures/wire_request.h"
 
 namespace attnd {
@@ -162,7 +161,7 @@ TEST(DaemonMaskData, ComesBesideAResidualAndToCompileMask) {
 class SharedMask {
  public:
   SharedMask() : options_(TestOptions()) {
-    options_.listen = {absl::StrCat("unix:/tmp/attnd_mask_data_", getpid())};
+    options_.listen = {UniqueName("unix:/tmp/attnd_mask_data_")};
     daemon_ = std::make_unique<Daemon>(MakeCpuBackend({.threads = 1}), options_);
     control_ = std::make_unique<ControlSocket>(daemon_->address().substr(5) + ".shm");
     const v1::SharedMemoryReply reply = control_->Add(region_);

@@ -1,17 +1,16 @@
 // Calls of modules whose tensors lie in memory that the caller shares with the daemon: the bytes
 // that the socket gives, nothing written beside them, and places that are wrong refused by name.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <memory>
 #include <string>
 #include <thread>
 
-#include "absl/strings/str_cat.h"
 #include "tests/daemon/daemon_health.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/daemon/shared_memory_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
+#include "tests/fixtures/unique_name.h"
 
 namespace attnd {
 namespace {
@@ -20,9 +19,8 @@ constexpr int kSharedRows = 5;
 constexpr int64_t kSharedBytes = kSharedRows * kModuleWidth * 4;
 
 ServerOptions SharedModuleOptions() {
-  static int count = 0;
   ServerOptions options = TestOptions();
-  options.listen = {absl::StrCat("unix:/tmp/attnd_module_shm_", getpid(), "_", ++count)};
+  options.listen = {UniqueName("unix:/tmp/attnd_module_shm_")};
   options.modules.memory = {int64_t{8} << 20, int64_t{8} << 20};
   return options;
 }

@@ -22,6 +22,7 @@
 #include "tests/fixtures/call_outputs.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/raw_http2.h"
+#include "tests/fixtures/unique_name.h"
 #include "tests/fixtures/wire_request.h"
 
 namespace attnd {
@@ -170,7 +171,7 @@ TEST(DaemonTls, NamesTheCallerByItsCertificate) {
 
 TEST(DaemonTls, LeavesUnixSocketsPlain) {
   ServerOptions options = TlsServer(true);
-  options.listen = {absl::StrCat("unix:/tmp/attnd_security_", getpid(), ".sock"), "127.0.0.1:0"};
+  options.listen = {UniqueName("unix:/tmp/attnd_security_"), "127.0.0.1:0"};
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
   EXPECT_TRUE(CallPlain(daemon, "").ok());
   EXPECT_TRUE(CallOverTls(Shared(), daemon.server().addresses()[1], "ca", "client").ok());

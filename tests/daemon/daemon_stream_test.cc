@@ -3,7 +3,6 @@
 // that fall silent or asleep, and calls too large for one message.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
@@ -29,6 +27,7 @@
 #include "tests/fixtures/gated_backend.h"
 #include "tests/fixtures/gated_daemon.h"
 #include "tests/fixtures/raw_http2.h"
+#include "tests/fixtures/unique_name.h"
 #include "tests/fixtures/wire_request.h"
 
 namespace attnd {
@@ -313,7 +312,7 @@ TEST(DaemonStream, RefusesOnTheHeaderAlone) {
 // lay in, and the places that it would have had.
 TEST(DaemonStream, KeepsCallsApartThatAreRefusedBesideOthers) {
   ServerOptions options = TestOptions();
-  options.listen = {absl::StrCat("unix:/tmp/attnd_stream_", getpid())};
+  options.listen = {UniqueName("unix:/tmp/attnd_stream_")};
   options.admission.memory_bytes = options.admission.caller_max_bytes = 40 << 20;  // two calls
   Daemon daemon(MakeCpuBackend({.threads = 1}), options);
   const auto engine = MakeCpuBackend({.threads = 1});

@@ -23,6 +23,7 @@
 #include "tests/fixtures/daemon_counts.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/raw_http2.h"
+#include "tests/fixtures/unique_name.h"
 #include "tests/fixtures/wire_request.h"
 
 namespace attnd {
@@ -291,7 +292,7 @@ TEST(DaemonWire, TakesManyCallsOnOneConnection) {
 TEST(DaemonWire, AUnixSocketIsFilledBothWays) {
   grpc_init();  // for good: after such a write gRPC's end would wait for 10 s
   ServerOptions options = TestOptions();
-  options.listen = {absl::StrCat("unix:/tmp/attnd_wire_test_", getpid())};
+  options.listen = {UniqueName("unix:/tmp/attnd_wire_test_")};
   Daemon daemon(MakeCpuBackend({}), options);
   Problem problem = SmallProblem(24000, 1);
   problem.kv_len = 1;
