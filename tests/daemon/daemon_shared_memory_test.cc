@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -29,25 +28,15 @@
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/gated_backend.h"
 #include "tests/fixtures/gated_daemon.h"
+#include "tests/fixtures/unique_name.h"
 #include "tests/fixtures/wire_request.h"
 
 namespace attnd {
 namespace {
 
-std::string SocketPath() {
-  static int count = 0;
-  // Sandboxes share /tmp, and have the same process numbers.
-  static const std::string folder = [] {
-    char name[] = "/tmp/attnd_XXXXXX";
-    CHECK(mkdtemp(name) != nullptr);
-    return std::string(name);
-  }();
-  return absl::StrCat(folder, "/", ++count);
-}
-
 ServerOptions UnixOptions() {
   ServerOptions options = TestOptions();
-  options.listen = {"unix:" + SocketPath()};
+  options.listen = {UniqueName("unix:/tmp/attnd_shm_")};
   return options;
 }
 

@@ -21,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
@@ -242,9 +243,9 @@ const char* ncclGetErrorString(int result) {
 }
 
 int ncclGetUniqueId(Id* id) {
-  static std::atomic<int> made{0};
+  std::random_device random;  // processes of sandboxes may have equal numbers
   const std::string name =
-      "attnd_fake_nccl_" + std::to_string(getpid()) + "_" + std::to_string(made++);
+      "attnd_fake_nccl_" + std::to_string(random()) + "_" + std::to_string(random());
   *id = {};
   name.copy(id->name, sizeof(id->name) - 1);
   const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
